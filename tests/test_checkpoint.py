@@ -288,9 +288,7 @@ def is_another_kind(weights, way):
     ],
 )
 @pytest.mark.parametrize("gives", [True, False], ids=["gives", "takes"])
-def test_bfloat16_weights_take_the_fp32_values_of_others_and_give_theirs(
-    tmp_path, gives, weights, way
-):
+def test_bfloat16_weights_take_fp32_values_of_others_and_give_theirs(tmp_path, gives, weights, way):
     of_source, of_target = (weights, way) if gives else (way, weights)
     path = Training(of_source).train(SAVED_AFTER).save(tmp_path / "c.npz")
     target = Training(of_target, seed=1)
@@ -536,9 +534,7 @@ def test_a_foreign_file_is_refused(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("generator", ["python", "numpy", "mxnet"])
-def test_random_states_that_no_generator_takes_are_refused_before_anything_is_changed(
-    saved, generator
-):
+def test_random_states_that_no_generator_takes_are_refused_before_a_change(saved, generator):
     _, path = saved
     fields, arrays = read_file(path)
     fields["random"][generator] = [3, [1, 2], None]
@@ -585,9 +581,7 @@ WAYS = ["float32", "float16", "autocast float16"]
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda optimizer: optimizer[0])
 @pytest.mark.parametrize("target", WAYS)
 @pytest.mark.parametrize("source", WAYS)
-def test_a_checkpoint_of_one_level_is_loaded_into_another_bit_for_bit(
-    tmp_path, source, target, optimizer, devices
-):
+def test_a_checkpoint_goes_from_one_level_to_another(tmp_path, source, target, optimizer, devices):
     first = Training(source, optimizer, devices).train(SAVED_AFTER)
     first.save(tmp_path / "c.npz", epoch=1)
     second = Training(target, optimizer, devices, seed=1)
@@ -618,9 +612,7 @@ def test_a_checkpoint_of_one_level_is_loaded_into_another_bit_for_bit(
 
 @pytest.mark.parametrize("stepped", [0, 2])
 @pytest.mark.parametrize(("source", "target"), [("float32", "float16"), ("float16", "float32")])
-def test_an_fp32_run_without_a_loss_scale_goes_on_in_a_cast_network_and_back(
-    tmp_path, source, target, stepped
-):
+def test_an_fp32_run_without_a_scale_goes_on_in_a_cast_network(tmp_path, source, target, stepped):
     first = Training(source, scaled=source == "float16").train(stepped)
     second = Training(target, scaled=target == "float16", seed=1)
     second.load(first.save(tmp_path / "c.npz"))
@@ -648,9 +640,7 @@ def test_a_network_without_masters_refuses_fp32_momenta(tmp_path):
 
 @pytest.mark.parametrize("way", ["float32", "float16"])
 @pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (-np.inf, "infinite")])
-def test_weights_that_are_not_finite_are_written_and_loaded_with_a_warning(
-    way, value, kind, tmp_path, caplog
-):
+def test_weights_that_are_not_finite_come_with_a_warning(way, value, kind, tmp_path, caplog):
     caplog.set_level("WARNING", "mpgluon")
     training, path = Training(way).train(1), tmp_path / "c.npz"
     training.load(training.save(path))
@@ -899,9 +889,7 @@ def deferred_steps(net, trainer, numbers, devices=ONE):
 
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
 @pytest.mark.parametrize("way", ["float32", "bfloat16", "cast float16", "cast bfloat16"])
-def test_a_network_whose_shapes_wait_for_the_first_call_takes_them_from_the_file(
-    tmp_path, way, devices
-):
+def test_shapes_that_wait_for_the_first_call_are_taken_from_the_file(tmp_path, way, devices):
     first = deferred(way, devices)
     deferred_steps(*first, range(3), devices)
     save_checkpoint(tmp_path / "c.npz", *first)
@@ -1094,9 +1082,7 @@ def nested_schedule():
     ("optimizer", "schedule"),
     [("lars", factor_schedule), ("keepsmuch", lambda: None), ("sgd", nested_schedule)],
 )
-def test_what_an_optimizer_and_a_schedule_keep_in_themselves_goes_on(
-    optimizer, schedule, way, tmp_path
-):
+def test_what_an_optimizer_and_a_schedule_keep_goes_on(optimizer, schedule, way, tmp_path):
     # MXNet's LARS multiplies momenta by the rate over the one of the step before.
     def make():
         momentum = {} if optimizer == "keepsmuch" else {"momentum": 0.5}

@@ -33,9 +33,7 @@ class Averaged(Training):
     def averages(self) -> dict[str, bytes]:
         parameters = self.net._collect_params_with_prefix()
         values = {name: self.average.value_of(parameter) for name, parameter in parameters.items()}
-        return {
-            name: value.asnumpy().tobytes() for name, value in values.items() if value is not None
-        }
+        return {name: one.asnumpy().tobytes() for name, one in values.items() if one is not None}
 
     def everything(self) -> dict:
         return {**super().everything(), "averages": self.averages(), "of": self.average.updates}

@@ -399,9 +399,7 @@ def test_the_defaults_are_those_of_the_loss_scales():
 
 def test_every_name_of_ours_in_the_tables_exists():
     modules = {"amp": amp, "mpgluon": mpgluon, "fp16_utils": fp16_utils}
-    cells = [
-        line.strip("|").split("|")[-1] for line in PAGE.read_text().splitlines() if "|" in line
-    ]
+    cells = [row.strip("|").split("|")[-1] for row in PAGE.read_text().splitlines() if "|" in row]
     names = re.findall(r"\b(?<![.\w])(amp|mpgluon|fp16_utils)\.(\w+)", " ".join(cells))
     assert len(names) > 30
     for module, name in names:

@@ -186,9 +186,7 @@ def test_input_of_another_dtype_is_refused_with_the_call_that_converts_it(cast, 
         (("sgd",), {"params": [5]}, "must be a list or dict of Parameters"),
     ],
 )
-def test_a_network_whose_prepare_was_refused_is_as_before_and_can_be_prepared(
-    arguments, options, message
-):
+def test_a_network_whose_prepare_was_refused_can_be_prepared(arguments, options, message):
     net = make_net()
     before = parameters_of(net)
     with pytest.raises((ValueError, TypeError, mpgluon.MpgluonError), match=message):

@@ -269,9 +269,7 @@ def test_a_histogram_of_exponents_is_drawn_in_percent_over_float16s_ranges(axes)
     assert axes.get_ylabel() == "share of non-zero values (%)"
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylim()[1] > 60
-    shown = {
-        tick: label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels())
-    }
+    shown = {tick: text.get_text() for tick, text in zip(axes.get_xticks(), axes.get_xticklabels())}
     assert {-24, -14, 0, 16} < shown.keys()
     assert all(label == f"$2^{{{tick:.0f}}}$" for tick, label in shown.items())
 

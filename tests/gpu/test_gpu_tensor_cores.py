@@ -85,9 +85,7 @@ def operations_per_second(net, data: mx.nd.NDArray, operations: float) -> float:
     ],
     ids=["matrix product", "convolution"],
 )
-def test_a_product_is_faster_than_without_tensor_cores(
-    most_without_tensor_cores, layer, shape, operations
-):
+def test_a_product_is_faster_with_tensor_cores(most_without_tensor_cores, layer, shape, operations):
     net = layer()
     net.initialize(mx.init.Normal(0.01))
     mpgluon.cast_block(net)

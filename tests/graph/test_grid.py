@@ -305,9 +305,7 @@ def one_pass(make, shape, mode, cast=mpgluon.cast_block):
     [lambda _, x: x / 3, lambda F, x: F.transpose(x), lambda F, x: F.exp(x)],
     ids=["scalar", "transpose", "exp"],
 )
-def test_equal_operators_are_not_merged_before_their_gradients_are_rounded(
-    operator, with_native, monkeypatch
-):
+def test_equal_operators_are_not_merged_before_gradients_are(operator, with_native, monkeypatch):
     monkeypatch.delenv("MXNET_ELIMINATE_COMMON_EXPR")
     monkeypatch.setattr(kernels, "available", lambda: with_native)
     assert_same_bits(*(one_pass(partial(Twice, operator), (64, 8), mode) for mode in (None, {})))
@@ -363,9 +361,7 @@ def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_nat
     assert_same_bits(*map(without_images, (found, expected)))
 
 
-def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many_takers(
-    monkeypatch,
-):
+def test_without_kernels_a_static_graph_keeps_gradients_of_a_value_with_many_takers(monkeypatch):
     monkeypatch.setattr(kernels, "available", lambda: False)
 
     class ManyTakers(gluon.HybridBlock):

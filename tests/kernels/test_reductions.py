@@ -181,9 +181,7 @@ def test_scaled_gradients_have_exactly_the_scaled_norm():
 @pytest.mark.parametrize("question", [all_finite, global_norm])
 @pytest.mark.parametrize("nothing", [[], ()])
 def test_an_empty_list_of_arrays_is_refused(question, nothing):
-    with pytest.raises(
-        ValueError, match=r"received no arrays; .* is a mistake: does any parameter"
-    ):
+    with pytest.raises(ValueError, match=r"received no arrays; .* is a mistake: does any"):
         question(nothing)
 
 

@@ -15,9 +15,7 @@ def convert(request, tmp_path_factory):
     command = program(source, *request.param, tmp_path_factory.mktemp("rounding"))
 
     def run(way, array, dtype):
-        done = subprocess.run(
-            [*command, way], input=array.tobytes(), capture_output=True, check=True
-        )
+        done = subprocess.run([*command, way], input=bytes(array), capture_output=True, check=True)
         return np.frombuffer(done.stdout, dtype).reshape(-1, array.size)
 
     return run

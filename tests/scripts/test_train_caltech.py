@@ -117,9 +117,7 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_gets_one_line_and_status_2(
-    script, rendered, tmp_path, capsys, arguments, message
-):
+def test_bad_input_gets_a_line_and_status_2(script, rendered, tmp_path, capsys, arguments, message):
     given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
     assert script.main([*given, *arguments]) == 2
     output, errors = capsys.readouterr()
@@ -218,9 +216,7 @@ def test_the_script_computes_with_all_cores_unless_told_otherwise(environment, t
     ("kept", "advice"),
     [(True, "stopped; continue with --resume"), (False, "stopped; there is no checkpoint")],
 )
-def test_a_second_ctrl_c_says_whether_the_run_can_be_resumed(
-    script, tmp_path, monkeypatch, capsys, kept, advice
-):
+def test_a_second_ctrl_c_says_how_to_resume(script, tmp_path, monkeypatch, capsys, kept, advice):
     def interrupted(*_, **__):
         if kept:
             (tmp_path / "checkpoints").mkdir()

@@ -15,6 +15,7 @@ from recipes.training.steps import Stepper
 
 N, BATCH_SIZE, SIDE = 4, 3, 4
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
+ONE_PROCESS = OneProcess()
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
 
 
@@ -73,9 +74,7 @@ def test_a_step_of_several_batches_is_the_loop_by_hand_bit_for_bit(way, devices)
     net, trainer = prepared(way, devices)
     expected = accumulated_by_hand(net, trainer, devices, 5)
     own, own_trainer = prepared(way, devices)
-    step = Stepper(
-        own, own_trainer, devices, OneProcess(), differentiate_inputs=False, accumulate=N
-    )
+    step = Stepper(own, own_trainer, devices, ONE_PROCESS, differentiate_inputs=False, accumulate=N)
     events = []
     for images, labels in steps_of_images(5, N * BATCH_SIZE * len(devices)):
         events.append(step(images, labels, seed=0))

@@ -97,9 +97,7 @@ def test_a_network_with_an_input_normalization_learns_its_statistics():
 
 @pytest.mark.parametrize("name", ["resnet51_v3", ""])
 def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
-    with pytest.raises(
-        ValueError, match=r"no model zoo has a network called .* gluoncv\.model_zoo"
-    ):
+    with pytest.raises(ValueError, match=r"no model zoo has .* called .* gluoncv\.model_zoo"):
         build_network(name, classes=5, image_size=32, devices=ONE)
 
 
@@ -150,17 +148,13 @@ def test_an_exported_networks_file_is_loaded_by_its_own_names(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_file_of_as_many_classes_replaces_every_parameter_and_is_widened_exactly(
-    pretrained, dtype
-):
+def test_a_file_of_as_many_classes_replaces_all_values_and_is_widened_exactly(pretrained, dtype):
     source, path = pretrained
     values = {name: value.astype(dtype) for name, value in parameters_of(source).items()}
     mx.nd.save(str(path), {name: mx.nd.array(v, dtype=dtype) for name, v in values.items()})
     net = make_net()
     assert load_pretrained(net, path, classes=4) == []
-    assert_same_bits(
-        parameters_of(net), {n: value.astype(np.float32) for n, value in values.items()}
-    )
+    assert_same_bits(parameters_of(net), {n: v.astype(np.float32) for n, v in values.items()})
 
 
 MISSING = ({"0.weight": None}, ["0.weight is missing in the file"])
@@ -179,13 +173,9 @@ WRONG_SHAPE = ({"1.gamma": (7,)}, ["1.gamma is ('float32', (7,)) in the file and
         ({**MISSING[0], **EXTRA[0], **WRONG_SHAPE[0]}, [*MISSING[1], *EXTRA[1], *WRONG_SHAPE[1]]),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_by_parameter_and_changes_nothing(
-    pretrained, changes, messages
-):
+def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(pretrained, changes, messages):
     source, path = pretrained
-    values = {
-        n: mx.nd.array(value) for n, value in parameters_of(source).items() if n not in changes
-    }
+    values = {n: mx.nd.array(v) for n, v in parameters_of(source).items() if n not in changes}
     values |= {name: mx.nd.zeros(shape) for name, shape in changes.items() if shape is not None}
     mx.nd.save(str(path), values)
     net = make_net()

@@ -73,9 +73,7 @@ def test_a_bad_value_is_refused_by_its_name(name, value, message):
         (BETWEEN, False, Policy.parse(BETWEEN), DynamicLossScale),
     ],
 )
-def test_dtype_and_amp_decide_the_formats_and_whether_auto_is_a_dynamic_scale(
-    dtype, amp, policy, automatic
-):
+def test_dtype_and_amp_decide_formats_and_whether_auto_is_dynamic(dtype, amp, policy, automatic):
     config = TrainingConfig(dtype=dtype, amp=amp)
     assert config.policy == policy
     assert type(config.make_loss_scale(100)) is automatic
@@ -93,9 +91,7 @@ def test_dtype_and_amp_decide_the_formats_and_whether_auto_is_a_dynamic_scale(
     ("total_steps", "interval"),
     [(1, 10), (109, 10), (110, 11), (19_999, 1999), (20_000, 2000), (10**6, 2000)],
 )
-def test_a_dynamic_scale_grows_after_a_tenth_of_the_run_within_10_and_2000_steps(
-    total_steps, interval
-):
+def test_a_dynamic_scale_grows_after_a_tenth_of_a_run_from_10_to_2000_steps(total_steps, interval):
     loss_scale = TrainingConfig(dtype="float16").make_loss_scale(total_steps)
     assert isinstance(loss_scale, DynamicLossScale)
     assert loss_scale.growth_interval == interval

@@ -27,9 +27,7 @@ def test_training_is_that_of_a_run_without_an_average(averaged, float16_run):
     assert len(averages) == len([name for name in others if name.startswith("parameter/")])
 
 
-def test_the_average_is_what_is_tested_and_both_figures_are_in_history_and_results(
-    averaged, float16_run
-):
+def test_the_average_is_tested_and_both_figures_are_in_history_and_results(averaged, float16_run):
     for epoch, other in zip(averaged.events("epoch"), float16_run.events("epoch")):
         assert (epoch["tested"], other["tested"]) == ("average", "weights")
         assert epoch["test_accuracy_of_weights"] == other["test_accuracy"]

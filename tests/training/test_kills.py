@@ -91,9 +91,7 @@ class Traces:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_run_that_is_killed_at_thirty_random_moments_ends_as_if_it_had_not_been(
-    shapes, tmp_path, monkeypatch, dtype
-):
+def test_a_run_killed_at_thirty_random_moments_ends_as_whole(shapes, tmp_path, monkeypatch, dtype):
     # Sums are the same only in as many threads, and several on busy cores wait for each other.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     moments = random.Random(f"kills of {dtype}")

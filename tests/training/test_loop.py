@@ -108,9 +108,7 @@ def test_the_test_accuracy_is_that_of_the_saved_network_on_each_image_by_itself(
     assert float32_run.results["test_accuracy_per_class"] == pytest.approx(sum(right) / 20)
 
 
-def test_the_same_config_gives_the_same_weights_and_another_seed_others(
-    shapes, tmp_path, float32_run
-):
+def test_a_config_gives_the_same_weights_again_and_a_new_seed_others(shapes, tmp_path, float32_run):
     again = run(shapes, tmp_path / "again")
     assert_same_bits(again.parameters, float32_run.parameters)
     other = run(shapes, tmp_path / "other", seed=1, epochs=1, warmup_epochs=0)
@@ -131,9 +129,7 @@ def test_the_same_config_gives_the_same_weights_and_another_seed_others(
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
-def test_every_way_trains_and_stores_its_weights_in_its_own_format(
-    shapes, tmp_path, options, weights
-):
+def test_every_way_trains_and_stores_its_weights_in_its_format(shapes, tmp_path, options, weights):
     # A scale of 128 overflows nowhere here, so that each step counts.
     done = run(shapes, tmp_path, **{"dtype": "float16", "loss_scale": "128", **options})
     parameters = done.parameters
@@ -147,9 +143,7 @@ def test_every_way_trains_and_stores_its_weights_in_its_own_format(
     assert min(losses[-2:]) < max(losses[:2])
 
 
-def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
-    tmp_path, float32_run, caplog
-):
+def test_fine_tuning_starts_from_a_file_of_another_number_of_classes(tmp_path, float32_run, caplog):
     caplog.set_level(logging.INFO)
 
     def fine_tuned(name, head_rate):
@@ -194,9 +188,7 @@ def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
         ({"pretrained": "/nowhere"}, CheckpointError, "there is no parameter file /nowhere"),
     ],
 )
-def test_what_is_not_there_is_refused_before_the_first_step(
-    shapes, tmp_path, changes, kind, message
-):
+def test_what_is_not_there_is_refused_before_a_step(shapes, tmp_path, changes, kind, message):
     with pytest.raises(kind, match=message):
         run(shapes, tmp_path, **changes)
     assert not (tmp_path / "history.jsonl").exists()
@@ -210,8 +202,6 @@ def test_parameters_that_cannot_be_written_leave_no_half_file(shapes, tmp_path, 
         raise mx.MXNetError("FileStream.Write incomplete")
 
     monkeypatch.setattr("mxnet.gluon.Block.save_parameters", half)
-    with pytest.raises(
-        DataError, match=r"cannot write .*final.params: FileStream.Write incomplete"
-    ):
+    with pytest.raises(DataError, match=r"cannot write .*final.params: FileStream.Write"):
         run(shapes, tmp_path, epochs=1, warmup_epochs=0)
     assert not [path for path in tmp_path.iterdir() if "params" in path.name]

@@ -59,9 +59,7 @@ def words(monkeypatch):
 @pytest.mark.parametrize(
     ("classes", "shown"), [(3, [0, 1, 2]), (8, [*range(8)]), (20, [1, 3, 6, 8, 11, 13, 16, 18])]
 )
-def test_each_image_has_its_answer_with_a_probability_and_the_right_class_where_that_differs(
-    tmp_path, words, classes, shown
-):
+def test_each_image_has_its_answer_and_its_class_if_that_differs(tmp_path, words, classes, shown):
     (tmp_path / "images").mkdir()
     dataset = dataset_of(tmp_path / "images", classes)
     config = TrainingConfig(dataset="folder", image_size=16, test_image_size=20)

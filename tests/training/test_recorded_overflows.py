@@ -13,9 +13,7 @@ ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warm
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("accumulate", "smoothing"), [(1, 0.0), (2, 0.1)])
-def test_overflows_of_a_run_are_replayed_from_their_files_alone(
-    accumulate, smoothing, shapes, tmp_path, capsys, caplog
-):
+def test_overflows_of_a_run_are_replayed(accumulate, smoothing, shapes, tmp_path, capsys, caplog):
     caplog.set_level(logging.INFO, "recipes")
     options = {**ALL_OVERFLOW, "accumulate": accumulate, "batch_size": 10 // accumulate,
                "label_smoothing": smoothing}  # fmt: skip

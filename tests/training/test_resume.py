@@ -43,9 +43,7 @@ def assert_same_course(one: Run, other: Run) -> None:
 @pytest.mark.parametrize(
     "after_step", [3, 4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 8))]
 )
-def test_a_run_that_was_interrupted_after_any_step_ends_as_if_it_had_not_been(
-    shapes, tmp_path, float16_run, after_step
-):
+def test_a_run_interrupted_after_any_step_ends_as_whole(shapes, tmp_path, float16_run, after_step):
     resumed = run_interrupted(shapes, tmp_path, after_step=after_step, dtype="float16")
     assert_same_course(resumed, float16_run)
     assert [event["step"] for event in resumed.events("start")] == [0, after_step]
@@ -139,9 +137,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_continued(
-    shapes, copy_of_run, float16_run, caplog
-):
+def test_a_damaged_checkpoint_is_named_and_passed_over(shapes, copy_of_run, float16_run, caplog):
     newest = copy_of_run / "checkpoints" / "step-00000008.npz"
     damage(newest)
     resumed = run(shapes, copy_of_run, resume=True, dtype="float16")

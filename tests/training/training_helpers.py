@@ -50,9 +50,7 @@ class Run:
         back.
         """
         with np.load(self.folder / "checkpoints" / self.checkpoints[-1]) as file:
-            return {
-                name: file[name] for name in file.files if not name.startswith(("header", "fp32/"))
-            }
+            return {n: file[n] for n in file.files if not n.startswith(("header", "fp32/"))}
 
     @property
     def checkpoints(self) -> list[str]:

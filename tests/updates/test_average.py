@@ -65,9 +65,7 @@ def averages(training: Training, average: WeightAverage) -> dict[str, np.ndarray
     ids=["one device", "no loss scale", "two devices"],
 )
 @each_way
-def test_the_average_is_the_fp32_average_of_the_weights_after_each_step_that_was_not_skipped(
-    way, devices, scaled
-):
+def test_the_average_is_that_of_fp32_weights_after_each_step_not_skipped(way, devices, scaled):
     training, average = averaged(way, devices=devices, scaled=scaled)
     expected: dict[str, np.ndarray] = {}
     for step in range(1, 6):
@@ -297,9 +295,8 @@ def test_a_frozen_parameter_and_one_of_another_trainer_have_no_average_until_it_
     assert (average.value_of(other) != other.data()).sum() > 0
     average.decay = 2.0**-8  # of the distance, each time
     train(training, average, 4)
-    np.testing.assert_allclose(
-        average.value_of(other).asnumpy(), other.data().asnumpy(), rtol=2.0**-22
-    )
+    found, weight = (one.asnumpy() for one in (average.value_of(other), other.data()))
+    np.testing.assert_allclose(found, weight, rtol=2.0**-22)
 
 
 def test_several_steps_between_updates_count_as_one():

@@ -71,9 +71,7 @@ def test_every_optimizer_is_on_the_page():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_that_cannot_work_without_masters_is_refused_and_others_are_warned_of(
-    name, warnings_of
-):
+def test_an_optimizer_that_needs_masters_is_refused_and_others_are_warned_of(name, warnings_of):
     net = make_net()
     if WITHOUT_MASTERS[name]:
         begin(net, name)
@@ -203,9 +201,7 @@ def test_a_loop_with_the_cast_alone_logs_once_what_it_lacks(trainer_first, hybri
         (type, False, []),  # not cast
     ],
 )
-def test_a_loop_without_init_trainer_logs_only_what_its_format_needs(
-    cast, masters, expected, warnings_of
-):
+def test_without_init_trainer_a_loop_logs_what_it_needs(cast, masters, expected, warnings_of):
     net = make_net(cast=False)
     cast(net)
     options = {"multi_precision": masters}

@@ -88,9 +88,7 @@ def test_multi_precision_masters_begin_with_the_weight_before_it_was_rounded(los
 
 @each_way
 @pytest.mark.parametrize("way", ["set_data", "load_parameters", "by hand", "load_checkpoint"])
-def test_multi_precision_masters_follow_weights_that_are_set_after_training_began(
-    way, loss_scale, tmp_path
-):
+def test_multi_precision_masters_follow_weights_that_are_set_later(way, loss_scale, tmp_path):
     path = str(tmp_path / "file")
 
     def run(weight, trainer, net=None):
@@ -214,9 +212,7 @@ def trajectory(name, options, dtype, scale):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("name", "options"), list(optimizers()))
 @pytest.mark.parametrize("scale", [1, 2.0**13])
-def test_masters_of_every_optimizer_are_the_weights_of_fp32_training_bit_for_bit(
-    name, options, scale
-):
+def test_masters_of_every_optimizer_are_the_weights_of_fp32_training(name, options, scale):
     weights, reference = trajectory(name, options, "float32", 1)
     assert not np.array_equal(reference, START)
     float16_weights, masters = trajectory(name, options, "float16", scale)

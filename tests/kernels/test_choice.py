@@ -66,10 +66,14 @@ def test_a_requested_level_is_compiled(place, monkeypatch, good_library):
 # ---- Compiling.
 
 
-def test_it_is_compiled_once_for_this_processor(place, monkeypatch, good_library):
+def test_it_is_compiled_once_for_this_processor_and_one_line_says_so(
+    place, monkeypatch, good_library, caplog
+):
     calls = put_compiler(place.parent, monkeypatch, copying(good_library))
+    monkeypatch.setattr(kernels, "_loaded", [])
+    assert not kernels.available()
     assert kernels.status().state == "not built yet"
-    assert calls.read_text() == ""
+    assert calls.read_text() == ""  # questions compile nothing
     found = kernels.build()
     assert (found.state, found.level) == ("compiled", f"native ({processor.level()})")
     assert f"compiled for this processor ({processor.level()})" in found.sentence
@@ -78,17 +82,9 @@ def test_it_is_compiled_once_for_this_processor(place, monkeypatch, good_library
     monkeypatch.setattr(library, "check_library", no_more)
     assert kernels.status() == kernels.build() == found
     assert len(calls.read_text().split()) == 1
-
-
-def test_one_line_says_that_it_compiles_and_where_to(place, monkeypatch, good_library, caplog):
-    put_compiler(place.parent, monkeypatch, copying(good_library))
-    kernels.build()
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.getMessage().startswith(COMPILING)
     assert warning.getMessage().endswith(f"they are kept in {library.cache_folder()}")
-    caplog.clear()
-    kernels.build()
-    assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
 
 
 def test_folders_of_processes_killed_while_compiling_are_removed(place, monkeypatch, good_library):
@@ -99,14 +95,6 @@ def test_folders_of_processes_killed_while_compiling_are_removed(place, monkeypa
         os.utime(cache / name, (time.time() - seconds,) * 2)
     kernels.build()
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["tmp_running"]
-
-
-def test_questions_compile_nothing(place, monkeypatch, good_library):
-    calls = put_compiler(place.parent, monkeypatch, copying(good_library))
-    monkeypatch.setattr(kernels, "_loaded", [])
-    assert not kernels.available()
-    assert kernels.status().state == "not built yet"
-    assert calls.read_text() == ""
 
 
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])

@@ -142,6 +142,16 @@ def flat(state) -> list:
     return [leaf for part in parts for leaf in flat(part)]
 
 
+def steps_on(net, trainer, *inputs):
+    """Do a step on the squares of the results for each input, and return the parameters."""
+    for x in inputs:
+        with autograd.record():
+            loss = net(x).astype("float32").square()
+        loss.backward()
+        trainer.step(len(x))
+    return parameters_of(net)
+
+
 def read_file(path) -> tuple[dict, dict[str, np.ndarray]]:
     """Return the header and the arrays of a checkpoint."""
     with np.load(path, allow_pickle=False) as file:
@@ -237,34 +247,25 @@ def test_random_bits_belong_to_a_layer_and_not_to_its_name(tmp_path, way):
 
     def make(first, seed):
         mx.random.seed(seed)
-        layers = [nn.Dense(4, in_units=4, prefix=f"dense{first + i}_") for i in range(3)]
         net = nn.HybridSequential()
-        net.add(*layers)
+        net.add(*(nn.Dense(4, in_units=4, prefix=f"dense{first + i}_") for i in range(3)))
         net.initialize(mx.init.Normal(1))
         mpgluon.cast_block(net, BFLOAT16_WEIGHTS)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 2.0**-9})
         amp.init_trainer(trainer, "none", update_rounding=way.split()[-1])
         return net, trainer
 
-    def steps(net, trainer, numbers):
-        for number in numbers:
-            with autograd.record():
-                loss = net(mx.nd.full((2, 4), number)).sum()
-                with amp.scale_loss(loss, trainer) as scaled:
-                    autograd.backward(scaled)
-            trainer.step(2)
-        return [one.data().asnumpy() for one in net._collect_params_with_prefix().values()]
-
+    inputs = [mx.nd.full((2, 4), number / 8) for number in range(6)]
     net, trainer = make(8, seed=0)
-    steps(net, trainer, range(3))
+    steps_on(net, trainer, *inputs[:3])
     save_checkpoint(tmp_path / "c.npz", net, trainer)
-    expected = steps(net, trainer, range(3, 6))
+    expected = steps_on(net, trainer, *inputs[3:])
     net, trainer = make(1, seed=1)
     load_checkpoint(tmp_path / "c.npz", net, trainer)
     save_checkpoint(tmp_path / "again.npz", net, trainer)  # whose names are in another order
     load_checkpoint(tmp_path / "again.npz", *(again := make(8, seed=2)))
-    assert_same_bits(steps(net, trainer, range(3, 6)), expected)
-    assert_same_bits(steps(*again, range(3, 6)), expected)
+    assert_same_bits(steps_on(net, trainer, *inputs[3:]), expected)
+    assert_same_bits(steps_on(*again, *inputs[3:]), expected)
 
 
 def test_another_way_to_round_updates_is_refused(tmp_path):
@@ -342,18 +343,12 @@ def test_optimizer_states_stay_with_their_parameters_whatever_the_names(tmp_path
         net.initialize(mx.init.Normal(1))
         return net, gluon.Trainer(net.collect_params(), *SGD)
 
-    def train(net, trainer):
-        with autograd.record():
-            loss = (net(mx.nd.arange(8).reshape((2, 4)) / 8) ** 2).sum()
-        loss.backward()
-        trainer.step(2)
-        return [parameter.data().asnumpy().tobytes() for parameter in net.collect_params().values()]
-
     first, second = make([5, 6, 7]), make([8, 9, 10])
-    train(*first)
+    x = mx.nd.arange(8).reshape((2, 4)) / 8
+    steps_on(*first, x)
     save_checkpoint(tmp_path / "c.npz", *first)
     load_checkpoint(tmp_path / "c.npz", *second)
-    assert train(*second) == train(*first)
+    assert_same_bits(steps_on(*second, x), steps_on(*first, x))
 
 
 def assert_goes_on(tmp_path, way, optimizer, devices, *, scaled, but=None):
@@ -704,25 +699,15 @@ def test_a_weight_may_have_the_name_of_a_kind_of_array(tmp_path, name, cast, opt
         if cast:
             mpgluon.cast_block(net)
         kind, options = optimizer
-        options = {**options, "multi_precision": cast}
-        trainer = gluon.Trainer(net.collect_params(), kind, options)
+        trainer = gluon.Trainer(net.collect_params(), kind, {**options, "multi_precision": cast})
         amp.init_trainer(trainer, "none")
         return net, trainer
 
-    def train(net, trainer):
-        for _ in range(2):
-            with autograd.record():
-                loss = net(mx.nd.ones((2, 3)))
-            loss.backward()
-            trainer.step(2)
-
-    first, second = make(), make()
-    train(*first)
+    first, second, inputs = make(), make(), [mx.nd.ones((2, 3))] * 2
+    steps_on(*first, *inputs)
     save_checkpoint(tmp_path / "c.npz", *first)
     load_checkpoint(tmp_path / "c.npz", *second)
-    for net, trainer in (first, second):
-        train(net, trainer)
-    assert_same_bits(parameters_of(second[0]), parameters_of(first[0]))
+    assert_same_bits(steps_on(*second, *inputs), steps_on(*first, *inputs))
     load_checkpoint(tmp_path / "c.npz", *second)
     mpgluon.restore(second[0])
     assert_same_bits(read_parameters(tmp_path / "c.npz"), parameters_of(second[0]))

@@ -9,9 +9,18 @@ from mpgluon.checkpoint import load_checkpoint, read_parameters, save_checkpoint
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import nn
-from test_checkpoint import ADAM, ONE, TWO, Training, assert_refused, read_file, write_file
+from test_checkpoint import (
+    ADAM,
+    ONE,
+    TWO,
+    Training,
+    assert_refused,
+    read_file,
+    steps_on,
+    write_file,
+)
 
 DECAY, SAVED_AFTER, STEPS = 0.75, 4, 7
 WAYS = ["float32", "float16", "autocast float16"]
@@ -154,18 +163,13 @@ def test_a_shared_weight_has_its_average_under_each_of_its_names(tmp_path, cast,
     path = tmp_path / "c.npz"
     net, trainer, average = make(seed=0)
     for _ in range(3):
-        with autograd.record():
-            loss = net(mx.nd.ones((2, 4))).astype("float32").square()
-        loss.backward()
-        trainer.step(2)
+        steps_on(net, trainer, mx.nd.ones((2, 4)))
         average.update()
     save_checkpoint(path, net, trainer)
     expected = average.value_of(net[0].weight).asnumpy().tobytes()
     assert expected != net[0].weight.data().astype("float32").asnumpy().tobytes()
-    values = read_parameters(path)
-    assert {name: value.tobytes() for name, value in values.items()} == dict.fromkeys(
-        ["0.weight", "1.weight"], expected
-    )
+    values = {name: value.tobytes() for name, value in read_parameters(path).items()}
+    assert values == dict.fromkeys(["0.weight", "1.weight"], expected)
     fields, arrays = read_file(path)  # a file of mpgluon 0.2.0 has one of the names
     for name in {"0.weight", "1.weight"} - set(names):
         del arrays[f"trainer/{name}/average"]

@@ -248,11 +248,27 @@ def run(ops, network, state, pixels):
     return ops.numpy(network(ops, arrays, ops.array(images(pixels))))
 
 
-NETWORKS = {  # of 1000 categories, for images of 224 pixels
-    "resnet18": (resnet_shapes("resnet18", 1000), resnet),
-    "resnet50": (resnet_shapes("resnet50", 1000), resnet),
-    "vgg11": (vgg_shapes("vgg11", 1000, pixels=224), vgg),
-    "vgg13_bn": (vgg_shapes("vgg13_bn", 1000, pixels=224), vgg),
-    "mobilenet_v2": (mobilenet_shapes(1000), mobilenet),
-    "efficientnet_lite0": (efficientnet_shapes(1000), efficientnet),
+def networks(classes, vgg_pixels):
+    """Return the shapes and the forward pass of each network."""
+    return {
+        **{name: (resnet_shapes(name, classes), resnet) for name in RESNETS},
+        **{n: (vgg_shapes(n, classes, pixels=vgg_pixels), vgg) for n in ("vgg11", "vgg13_bn")},
+        "mobilenet_v2": (mobilenet_shapes(classes), mobilenet),
+        "efficientnet_lite0": (efficientnet_shapes(classes), efficientnet),
+    }
+
+
+def fitting_state(name, shapes):
+    """Return random values that fit the twin: Gluon's MobileNetV2 has no bias in its head."""
+    state = random_state(shapes)
+    if name == "mobilenet_v2":
+        state["classifier.1.bias"][:] = 0
+    return state
+
+
+NETWORKS = networks(1000, vgg_pixels=224)  # for images of 224 pixels
+TWINS = {  # Gluon's names
+    **{"resnet18": "resnet18_v1b", "resnet50": "resnet50_v1b", "vgg11": "vgg11"},
+    **{"vgg13_bn": "vgg13_bn", "mobilenet_v2": "mobilenetv2_1.0"},
+    "efficientnet_lite0": "efficientnet_lite0",
 }

@@ -129,6 +129,9 @@ def networks_of(kinds):
     return st.lists(layer, min_size=1, max_size=10)
 
 
+FEW = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 networks = networks_of(LAYERS + OPERATORS)
 RESIDUAL = [
     *(("conv", (0, 0), 16), ("norm", (0, 0), 16), ("relu", (0, 0), 16), ("1 x 1", (0, 0), 16)),
@@ -158,9 +161,7 @@ def with_native(request):
 @pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast], ids=["cast", "autocast"])
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@FEW
 @given(networks)
 @example(RESIDUAL)
 @example(FAN_OUT)
@@ -172,6 +173,24 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
         patch.setattr(kernels, "available", lambda: with_native)
         found = run(choices, cast)
     assert_same_bits(*map(without_images, (found, expected)))
+
+
+def one_pass(make, shape, mode, cast=mpgluon.cast_block):
+    """Return result, gradients and parameters of a network hybridized with some options, or not."""
+    mx.random.seed(0)
+    net = make()
+    net.initialize(mx.init.Xavier())
+    cast(net)
+    if mode is not None:
+        net.hybridize(**mode)
+    x = mx.nd.array(np.random.RandomState(0).standard_normal(shape))
+    x.attach_grad()
+    with autograd.record():
+        out = net(x)
+        loss = (out * mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))).sum()
+    loss.backward()
+    gradients = {f"gradient of {name}": array for name, array in gradients_of(net).items()}
+    return {"result": out.asnumpy(), "x": x.grad.asnumpy(), **gradients, **parameters_of(net)}
 
 
 class Arithmetic(nn.HybridBlock):
@@ -211,23 +230,11 @@ class Arithmetic(nn.HybridBlock):
     ids=lambda function: f"line {function.__code__.co_firstlineno}",
 )
 def test_operators_give_the_same_bits_as_behind_casts(function, cast):
-    def results(*, rewrite):
-        mx.random.seed(0)
-        net = Arithmetic(function)
-        net.initialize(mx.init.Xavier())
-        cast(net)
-        net.hybridize(**STATIC)
-        x = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 9, 9)))
-        with pytest.MonkeyPatch.context() as patch:
-            if not rewrite:
-                patch.setattr("mpgluon.graph.grid.hold_on_grid", lambda symbol, *_, **__: symbol)
-            with autograd.record():
-                out = net(x)
-                loss = (out.astype("float32") * 3.7).sum()
-            loss.backward()
-        return {"result": out.asnumpy(), **gradients_of(net)}
-
-    found, expected = results(rewrite=True), results(rewrite=False)
+    arguments = (partial(Arithmetic, function), (2, 3, 9, 9), STATIC, cast)
+    found = one_pass(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpgluon.graph.grid.hold_on_grid", lambda symbol, *_, **__: symbol)
+        expected = one_pass(*arguments)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
@@ -282,24 +289,6 @@ class Twice(nn.HybridBlock):
         return self.operator(F, x) + self.operator(F, F.tanh(x)) + self.operator(F, x) * 1.3
 
 
-def one_pass(make, shape, mode, cast=mpgluon.cast_block):
-    """Return result, gradients and parameters of a network hybridized with some options, or not."""
-    mx.random.seed(0)
-    net = make()
-    net.initialize(mx.init.Xavier())
-    cast(net)
-    if mode is not None:
-        net.hybridize(**mode)
-    x = mx.nd.array(np.random.RandomState(0).standard_normal(shape))
-    x.attach_grad()
-    with autograd.record():
-        out = net(x)
-        loss = (out * mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))).sum()
-    loss.backward()
-    gradients = {f"gradient of {name}": array for name, array in gradients_of(net).items()}
-    return {"result": out.asnumpy(), "x": x.grad.asnumpy(), **gradients, **parameters_of(net)}
-
-
 @pytest.mark.parametrize(
     "operator",
     [lambda _, x: x / 3, lambda F, x: F.transpose(x), lambda F, x: F.exp(x)],
@@ -346,9 +335,7 @@ def emulated_bfloat16(net):
 
 @pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@FEW
 @given(networks)
 @example(RESIDUAL)
 @example(FAN_OUT)

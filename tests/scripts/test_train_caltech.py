@@ -81,7 +81,7 @@ def test_help_names_every_option_and_default():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dtype=float64"], "'float64', which names no policy; did you mean 'float"),
+        (["--dtype=float64"], "argument --dtype: received 'float64', which names no policy"),
         (["--dataset=mnist"], "invalid choice: 'mnist'"),
         (["--epochs=two"], "invalid int value: 'two'"),
         (["--learning-rate=fast"], "invalid float value: 'fast'"),

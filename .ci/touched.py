@@ -49,6 +49,7 @@ ROWS = (
     ("scripts/", "tests/scripts", "slow docs-look"),
     ("study/", "study/tests", "slow"),
     ("notebooks/", "tests/teaching", "docs-look notebooks-check"),
+    ("docs/results", "tests/site study/tests/test_page.py", "docs-look"),
     ("docs/", "tests/site", "docs-look"),
     ("tests/site/", "tests/site", "docs-look"),
     ("pyproject.toml", "tests/test_release.py", "slow docs-look"),

@@ -18,7 +18,7 @@ from mpgluon.base.cuda_libraries import import_mxnet as _import_mxnet  # noqa: E
 
 _import_mxnet()  # before anything below does, with CUDA's libraries and clear errors
 
-from mpgluon import amp  # noqa: E402
+from mpgluon.cast import network_cast as _network_cast  # noqa: E402
 from mpgluon.cast.block import (  # noqa: E402
     NORMALIZATION_LAYERS,
     CastReport,
@@ -57,7 +57,7 @@ from mpgluon.formats.scaling import ScaledOperands  # noqa: E402
 from mpgluon.formats.tensor_core import TensorCoreSums  # noqa: E402
 
 if _TYPE_CHECKING:
-    from mpgluon import estimator
+    from mpgluon import amp, estimator
     from mpgluon.checkpoint import load_checkpoint, save_checkpoint
     from mpgluon.preparation import prepare
     from mpgluon.updates.average import WeightAverage
@@ -109,6 +109,7 @@ _HOMES = {
     "save_checkpoint": "mpgluon.checkpoint",
 }
 _FOLDERS = [
+    "amp",
     "checkpoint",
     "deployment",
     "diagnostics",
@@ -122,7 +123,7 @@ _FOLDERS = [
 def __getattr__(name: str) -> _Any:
     if name in _FOLDERS:
         return _import_module(f"mpgluon.{name}")
-    if name in amp.__all__:
+    if name in _import_module("mpgluon.amp").__all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it is amp.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -131,3 +132,11 @@ def __getattr__(name: str) -> _Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES, *_FOLDERS})
+
+
+def _keep_masters_of(trainer: _Any) -> None:
+    """Give a Trainer of a cast network its masters; the first one imports the steps."""
+    _import_module("mpgluon.trainer.master_keeper").keep_masters_of(trainer)
+
+
+_network_cast.call_with_new_trainers(_keep_masters_of)

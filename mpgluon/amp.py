@@ -114,8 +114,8 @@ def init_trainer(
     update_rounding : {"nearest", "stochastic", "kahan"}
         How the updates of bfloat16 weights (``mpgluon.cast_block(net, "bfloat16")``) are rounded
         without masters. ``"nearest"`` loses those below half a unit in a weight's last place, which
-        is logged as a warning; ``"stochastic"`` keeps them on average; ``"kahan"`` keeps what was
-        cut off in an array of the same format per weight (docs/optimizers.md).
+        is logged as a warning; ``"stochastic"`` keeps them on average; ``"kahan"`` keeps
+        rounding errors in an array of the same format per weight (docs/optimizers.md).
     rounding_seed : int
         Seed of stochastic rounding, whose random bits depend on it, the number of the step (skipped
         ones apart), the weight and the element, not on devices, threads or other random numbers.
@@ -160,7 +160,7 @@ def scale_loss(
     their gradients add up or, with ``grad_req='add'``, accumulate, float16 ones in FP32. A step
     that was given up is discarded when the next loss is scaled; gradients that accumulate must be
     emptied first (``net.collect_params().zero_grad()``, before this block: inside it float16
-    gradients are those of the latest loss alone, and are added to their sums at its end, by
+    gradients are from the latest loss alone, and are added to their sums at its end, by
     ``trainer.step`` or by clipping).
 
     Parameters
@@ -234,7 +234,7 @@ def step_flags(trainer: gluon.Trainer) -> StepFlags:
     """Return which layers overflowed or made a NaN during the latest step, without a rerun.
 
     Every rounding of a cast network on a CPU with native operators raises flags of its layer, as
-    those of IEEE 754: *overflow* if a finite FP32 result became infinite, *invalid* if a NaN was
+    in IEEE 754: *overflow* if a finite FP32 result became infinite, *invalid* if a NaN was
     made of operands without NaN. The step takes them, and the next one begins without any.
 
     Parameters
@@ -266,7 +266,7 @@ def step_flags(trainer: gluon.Trainer) -> StepFlags:
 
 
 def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float) -> float:
-    """Let the next step shrink all gradients together, so that their norm is ``max_norm`` at most.
+    """Shrink all gradients together in the next step, so that their norm is at most ``max_norm``.
 
     The factor is folded into the step, like the division by S: no gradient is written, and
     float16 gradients whose true values underflow count in full. Gradients are summed over devices
@@ -285,7 +285,7 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
     Returns
     -------
     float
-        The true norm before clipping: that of the gradients that the optimizer would receive.
+        The true norm before clipping, of the gradients that the optimizer would receive.
         Infinite or NaN if a gradient is; the step is then skipped.
 
     Raises
@@ -325,7 +325,7 @@ def gradient_norm(trainer: gluon.Trainer) -> Optional[float]:
     float or None
         What ``clip_global_norm`` returned or, with the step's batch size, would have, up to
         rounding: the norm before clipping of gradients divided by S and by the batch size. On
-        devices whose gradients are not summed, that of the largest. Infinite or NaN if the step
+        devices whose gradients are not summed, the largest norm. Infinite or NaN if the step
         was skipped.
         ``None`` before the first step, and where nothing was looked at: with the loss scale
         ``"none"`` and no clipping.
@@ -366,8 +366,8 @@ def unscaled_gradients(trainer: gluon.Trainer) -> dict[str, NDArray]:
     -------
     dict from the name of each trained parameter to NDArray
         Summed over the devices of this process, on the first of them; without a kvstore, which
-        never sums them, those of the first device. A gradient that this step did not write is
-        what an earlier step left, whose scale may have been another.
+        never sums them, the first device's. A gradient that this step did not write is from an
+        earlier step, whose scale may have been another.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """The names of ``mxnet.contrib.amp`` that :mod:`mpgluon.amp` does not need itself.
 
-A script for ``mxnet.contrib.amp`` runs with ``from mpgluon import amp``: :func:`init` notes what is
-wanted, for the whole process, and each network is cast when ``amp.init_trainer`` receives its
+A script for ``mxnet.contrib.amp`` runs with ``from mpgluon import amp``: :func:`init` records its
+request for the whole process, and each network is cast when ``amp.init_trainer`` receives its
 Trainer. Nothing of MXNet is replaced for good. ``mpgluon.amp`` imports this module when one of its
 names is used; this module imports nothing of ``mpgluon.amp``.
 """
@@ -75,11 +75,11 @@ def init(
     conditional_fp32_ops: Conditions = None,
     fp32_ops: Names = None,
 ) -> None:
-    """Let ``amp.init_trainer`` cast the network of each Trainer, as ``contrib.amp.init`` would.
+    """Make ``amp.init_trainer`` cast the network of each Trainer, as ``contrib.amp.init`` would.
 
     Nothing is cast before. A network without a Trainer is cast by :func:`convert_hybrid_block`,
     ``amp.autocast`` or ``mpgluon.cast_block``, and one that is cast already is left as it is. A
-    second call replaces what the first one asked for.
+    second call replaces the first one's request.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ def init(
         Operators, each with an argument and its values for which the operator computes in FP32.
         Here it does so for every value.
     fp32_ops : list of str, optional
-        Operators to compute in FP32, in addition to those of the table of operators.
+        Operators to compute in FP32, in addition to the ones in the table of operators.
 
     Raises
     ------
@@ -121,10 +121,10 @@ def convert_hybrid_block(
     target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops
         As for :func:`init`.
     excluded_sym_names : list of str, optional
-        Blocks that stay FP32, by their names (``"net_conv0"``) or those of their nodes in the graph
-        (``"net_conv0_fwd"``).
+        Blocks that stay FP32, by their names (``"net_conv0"``) or the names of their nodes in the
+        graph (``"net_conv0_fwd"``).
     ctx : Context, optional
-        The device of the copy; by default those of ``block``.
+        The device of the copy; by default the devices of ``block``.
     cast_optional_params : bool
         Whether parameters become 16-bit too, as by ``mpgluon.cast_block``.
 

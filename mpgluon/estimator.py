@@ -49,8 +49,8 @@ class BatchProcessor(gluon_estimator.BatchProcessor):
         Returns
         -------
         data, label, pred, loss : list of NDArray
-            One of each for each device; the losses before they are scaled. Those of MXNet's NumPy
-            interface as arrays of ``mx.nd``: its metrics take no others.
+            One of each for each device; the losses before they are scaled. Arrays of MXNet's NumPy
+            interface become arrays of ``mx.nd``: its metrics take no others.
 
         Raises
         ------

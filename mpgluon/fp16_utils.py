@@ -12,8 +12,8 @@
     trainer.step(batch_size * scale)
     master_params_to_model_params(model_params, master_params)
 
-The weights are those of ``multi_precision=True`` and :mod:`mpgluon.amp`, bit for bit, but no step
-is skipped after an overflow. The names are those of Apex's ``fp16_utils``.
+The weights equal, bit for bit, the ones with ``multi_precision=True`` and :mod:`mpgluon.amp`, but
+no step is skipped after an overflow. The names are from Apex's ``fp16_utils``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
 def model_grads_to_master_grads(
     model_params: Sequence[gluon.Parameter], master_params: Sequence[gluon.Parameter]
 ) -> None:
-    """Copy gradients into those of the masters, in FP32; exact. Does not wait.
+    """Copy gradients into the masters' gradients, in FP32; exact. Does not wait.
 
     Where ``backward`` has not written a gradient since the last call, the master's stays stale,
     which ``trainer.step`` reports as usual.

@@ -99,7 +99,7 @@ def function_named(name: str, returns: str = "a network") -> Callable[..., Any]:
     except ImportError as error:
         if f"{module_name}.".startswith(f"{error.name}."):
             raise ValueError(
-                f"there is no module {error.name!r} in {folder} or among what is installed; run "
+                f"there is no module {error.name!r} in {folder} or among the installed ones; run "
                 "from the folder that it begins in"
             ) from error
         raise ValueError(f"importing {module_name} failed: {error}") from error
@@ -119,7 +119,7 @@ def function_named(name: str, returns: str = "a network") -> Callable[..., Any]:
 
 
 def call_named(name: str, returns: str = "a network") -> Any:
-    """Return what the function of ``module:function`` returns.
+    """Return the result of the function that ``module:function`` names.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One line on a terminal that says what is being done; nothing where the output is not one."""
+"""One line on a terminal about the work in progress; nothing where the output is not a terminal."""
 
 from __future__ import annotations
 

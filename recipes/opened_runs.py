@@ -30,7 +30,7 @@ def open_a_run(path: Path, device: mx.Context) -> OpenedNetwork:
     Raises
     ------
     CheckpointError
-        If the folder or file is not that of a run.
+        If the folder or file does not belong to a run.
     """
     run = open_run(path, device)
     about = [f"{run.config.model} after step {run.step:,}, {run.checkpoint}"]
@@ -46,7 +46,7 @@ def open_a_run_with_images(path: Path, device: mx.Context, batch_size: int) -> O
     Raises
     ------
     CheckpointError
-        If the folder or file is not that of a run.
+        If the folder or file does not belong to a run.
     """
     path = newest_checkpoint(path)
     extra = read_extra(path)

@@ -53,7 +53,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.jobs > 1 and not options.check:
-        parser.error("--jobs needs --check: what is written has measured times in it")
+        parser.error("--jobs needs --check: written notebooks have measured times in them")
     sources = sorted((FOLDER / "source").glob("*.py"))
     chosen = [s for s in sources if not options.names or s.stem.startswith(tuple(options.names))]
     if not chosen:
@@ -84,7 +84,7 @@ def _process(options: argparse.Namespace, source: Path) -> tuple[str, str]:
 
 
 def differences(source: Path, notebook: Notebook) -> str:
-    """Compare what a source says with the notebook as it is; return what is wrong with it."""
+    """Compare a source with the present notebook; return what is wrong with the notebook."""
     product = product_of(source)
     if not product.exists():
         return f"{product.name} is missing: make notebooks"

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Parse the command line, compile, build, and say what was made."""
+    """Parse the command line, compile, build, and print the paths of the distributions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("dist"), help="where the wheel goes")
     output = parser.parse_args().output
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def copy_sources(tree: Path) -> None:
-    """Copy what the wheel is made from, so that the checkout itself keeps compiling its library."""
+    """Copy the wheel's sources, so that the checkout itself keeps compiling its library."""
     shutil.copytree(
         ROOT / "mpgluon", tree / "mpgluon", ignore=shutil.ignore_patterns("__pycache__", "prebuilt")
     )

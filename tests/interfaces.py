@@ -36,7 +36,7 @@ def in_both(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[An
 
 
 class Both(gluon.HybridBlock):
-    """Has what most networks have; computes with F.np and F.npx where that is switched on."""
+    """Has the usual kinds of layers; computes with F.np and F.npx where that is switched on."""
 
     def __init__(self):
         super().__init__(prefix="both_")

@@ -1086,7 +1086,7 @@ def test_what_an_optimizer_and_a_schedule_keep_goes_on(optimizer, schedule, way,
 
     train(whole, SAVED_AFTER)
     path = whole.save(tmp_path / "c.npz")
-    train(resumed, SAVED_AFTER + 1)  # what it has kept is not the file's
+    train(resumed, SAVED_AFTER + 1)  # so its state is not the file's
     resumed.load(path)
     assert_goes_on_alike(whole, resumed, train)
 

@@ -1,7 +1,7 @@
 """Loading CUDA's libraries from NVIDIA's wheels: on stand-ins, and once on the real ones.
 
 The stand-ins are small libraries with the names of the real ones, in the folders of the real ones.
-Each writes down its file when it is loaded, and needs what the real one needs.
+Each writes down its file when it is loaded, and has the dependencies of the real one.
 """
 
 import os
@@ -142,7 +142,7 @@ class Machine:
         return start(sys.executable, *arguments, LD_LIBRARY_PATH=libraries, **own)
 
     def runs(self, code: str) -> str:
-        """Return what the code prints, which has the module at hand but not the package."""
+        """Return the output of the code, which has the module at hand but not the package."""
         done = self.start("-c", f"import runpy\nM = runpy.run_path({str(MODULE)!r})\n{code}")
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -174,7 +174,7 @@ def test_all_are_loaded_in_their_order_and_then_mxnet(machine):
 
 
 def test_import_mpgluon_loads_them_and_goes_on(machine):
-    # MXNet's real build for the CPU, in a folder that looks like that of the one for CUDA.
+    # MXNet's real build for the CPU, in a folder that looks like the CUDA build's.
     shutil.rmtree(machine.site / "mxnet")
     (machine.site / "mxnet").symlink_to(Path(mx.__file__).parent)
     done = machine.start(

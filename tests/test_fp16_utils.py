@@ -1,4 +1,4 @@
-"""Mixed precision by hand: equal, bit for bit, to what is done out of sight."""
+"""Mixed precision by hand: equal, bit for bit, to the automatic kind."""
 
 import mpgluon
 from mpgluon import amp

@@ -70,7 +70,7 @@ assert (np.bool, np.float, np.int) == (np.bool_, np.float64, np.int64)
 
 @pytest.fixture(scope="module")
 def imported() -> dict[str, list[str]]:
-    """Return what ``import mpgluon`` changed in a fresh process, and what it offers."""
+    """Return the changes by ``import mpgluon`` in a fresh process, and its public names."""
     code = """
 import json, sys
 import numpy as np
@@ -108,7 +108,7 @@ def test_every_public_name_is_there_once(imported):
 LATER = [
     *("diagnostics.OverflowLocator", "deployment.inference_network", "distributed.MpiKVStore"),
     *("checkpoint.read_parameters", "estimator.BatchProcessor", "fp16_utils", "tools.extra"),
-    *("WeightAverage", "save_checkpoint", "load_checkpoint", "prepare"),
+    *("WeightAverage", "save_checkpoint", "load_checkpoint", "prepare", "amp.init_trainer"),
 ]
 
 
@@ -123,6 +123,29 @@ for name in {LATER}:  # each in a process of its own, where no other one was ask
         eval("mpgluon." + name)
         os._exit(0)
     assert os.wait()[1] == 0, name
+""")
+
+
+def test_a_trainer_of_a_cast_network_has_masters_in_a_program_that_does_not_import_amp():
+    assert_runs("""
+import sys
+import mpgluon
+import mxnet as mx
+from mxnet import autograd, gluon
+
+net = gluon.nn.Dense(1, in_units=1, use_bias=False)
+net.initialize(mx.init.One())
+mpgluon.cast_block(net)
+assert not {"mpgluon.amp", "mpgluon.trainer"} & set(sys.modules)
+options = {"learning_rate": 2.0**-12, "multi_precision": True}
+trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+for _ in range(4):  # each update alone is half of the last place of a float16 weight: lost
+    with autograd.record():
+        loss = net(mx.nd.ones((1, 1))).sum()
+    loss.backward()
+    trainer.step(1)
+assert net.weight.data().asscalar() == 1 - 2**-10, net.weight.data()
+assert "mpgluon.amp" not in sys.modules
 """)
 
 

@@ -47,7 +47,7 @@ def test_casts_round_every_number_and_every_tie_as_numpy_does():
 
 
 def every_exponent_and_tie(fmt) -> np.ndarray:
-    """Return what a format's significands, ties and neighbours are at each exponent of FP32."""
+    """Return a format's significands, ties and neighbours at each exponent of FP32."""
     steps = np.arange(2**fmt.significand_bits, 2 ** (fmt.significand_bits + 1))
     at_one = np.ldexp(steps.astype(np.float32), -fmt.significand_bits)  # every other one is a tie
     values = np.ldexp(at_one, np.arange(-149, 128)[:, None]).astype(np.float32).ravel().view("u4")

@@ -1,4 +1,4 @@
-"""docs/migration.md: our side of every pair of blocks runs, and does what the page says."""
+"""docs/migration.md: our side of every pair of blocks runs, and does as the page says."""
 
 import ast
 import difflib
@@ -99,7 +99,7 @@ def recorded(function, calls):
 
 @pytest.fixture
 def namespace(tmp_path, monkeypatch) -> Namespace:
-    """Return what the page says a reader has, and a record of some calls that leave no trace."""
+    """Return the names that the page assumes, and a record of some calls that leave no trace."""
     calls: list[str] = []
     monkeypatch.setattr(networks, "_requested", None)  # amp.init is for the whole process
     for module, name in ((amp, "clip_global_norm"), (mpgluon, "cast_block")):

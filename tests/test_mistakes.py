@@ -1,4 +1,4 @@
-"""Mistakes with the first snippets: each works, or is refused with what was received and a cure."""
+"""Mistakes with the first snippets: each works, or is refused with the value and a cure."""
 
 import copy
 import logging

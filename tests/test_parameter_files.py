@@ -1,6 +1,6 @@
-"""Parameter files are plain MXNet's: each kind of network reads those of all others.
+"""Parameter files are plain MXNet's: each kind of network reads the files of all others.
 
-A file holds what the network holds: float16 where a cast made it so, else FP32. Formats that
+A file has the network's formats: float16 where a cast made it so, else FP32. Formats that
 differ are MXNet's business, and it asks for ``cast_dtype=True`` then.
 """
 
@@ -62,7 +62,7 @@ VALUES = some_values(seed=0)
 
 
 def in_formats_of(kind: str, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return what a network of this kind holds of ``values``, rounded by NumPy."""
+    """Return ``values`` as a network of this kind holds them, rounded by NumPy."""
     in_float16 = FLOAT16_PARAMETERS if kind == CAST else set()
     return {
         place: value.astype(np.float16 if place in in_float16 else np.float32)

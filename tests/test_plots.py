@@ -1,4 +1,4 @@
-"""Figures show what they were given."""
+"""Figures show the data that they received."""
 
 import math
 from itertools import combinations

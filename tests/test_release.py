@@ -57,7 +57,7 @@ def test_package_and_changelog_have_one_version():
 
 
 def run(*command: object, **options) -> str:
-    """Return what a command prints; fail with all that it printed."""
+    """Return the output of a command; if it fails, fail with the output."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
     done = subprocess.run([str(part) for part in command], check=False, **options)
     assert done.returncode == 0, done.stdout

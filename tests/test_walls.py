@@ -46,7 +46,7 @@ NOT_THE_LIBRARYS = (
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return what a file imports, anywhere in it, as dotted names."""
+    """Return the imports of a file, anywhere in it, as dotted names."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
@@ -68,7 +68,7 @@ def room_of(path: Path) -> str:
 
 
 def offenders(paths: list[Path], forbidden: Callable[[Path], set[str]]) -> dict[str, set[str]]:
-    """Return the files that import something forbidden, and what it is."""
+    """Return the files with forbidden imports, and these imports."""
     found = {str(path.relative_to(ROOT)): forbidden(path) for path in paths}
     return {path: names for path, names in found.items() if names}
 
@@ -205,12 +205,16 @@ for use, package, extra in {EXTRAS}:  # each in a process of its own
 
 # Modules that only some programs need, and the use that imports them.
 LATER = {
+    "mpgluon.amp": "train",
+    "mpgluon.trainer.step": "train",
+    "mpgluon.updates.masters": "train",
     "mpgluon.checkpoint": "save or load",
     "mpgluon.graph.bfloat16": "hybridize",
     "mpgluon.graph.grid": "hybridize",
     "mpgluon.kernels.bfloat16": "compute in bfloat16",
     "mpgluon.kernels.library": "cast for a CPU, which may compile",
     "mpgluon.cast.symbol_block": "cast an imported graph",
+    "mpgluon.cast.deconvolution": "compute a Deconvolution",
 }
 
 
@@ -255,13 +259,13 @@ LINES = {
     "mpgluon": 18_340,
     "mpgluon_tools": 13_960,
     "recipes": 4_960,
-    "study": 16_180,
+    "study": 16_470,
     "scripts": 500,
     "tests": 51_500,
 }
-LINES_LOADED = 11_950
+LINES_LOADED = {"mpgluon": 7_790, "mpgluon.amp": 11_840}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring
-LONG_BODIES = 4
+LONG_BODIES = 0
 LINES_OF_TRAINER_STATE = 200
 FILES_OF_SCRIPTS = 7
 
@@ -276,13 +280,15 @@ def test_a_folder_has_no_more_lines_than_its_ratchet(folder):
 
 
 @pytest.mark.multiprocess
-def test_the_import_loads_no_more_lines_than_its_ratchet():
-    files = run("""
+@pytest.mark.parametrize("module", LINES_LOADED)
+def test_the_import_loads_no_more_lines_than_its_ratchet(module):
+    files = run(f"""
 import sys
-import mpgluon
+import {module}
 print("\\n".join(m.__file__ for name, m in sys.modules.items() if name.startswith("mpgluon")))
 """).splitlines()
-    assert sum(len(Path(file).read_text("utf-8").splitlines()) for file in files) <= LINES_LOADED
+    lines = sum(len(Path(file).read_text("utf-8").splitlines()) for file in files)
+    assert lines <= LINES_LOADED[module]
 
 
 def body_lines(function: ast.FunctionDef) -> int:

@@ -119,7 +119,7 @@ def device_type_of(net: gluon.Block) -> str:
 def arrays_of(parameter: gluon.Parameter) -> list[mx.nd.NDArray]:
     """Return a parameter's value on each device, as arrays of ``mx.nd`` in either interface.
 
-    They share the memory of those of the parameter. Raises as ``parameter.list_data`` does.
+    They share the memory of the parameter's own. Raises as ``parameter.list_data`` does.
     """
     return [array.as_nd_ndarray() for array in parameter.list_data()]
 

@@ -22,7 +22,7 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def sync(path: Path) -> None:
-    """Make a file, or what was renamed in a folder, survive a power cut where the system can."""
+    """Make a file, or renames in a folder, survive a power cut where the system can."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The machine: what a record says of it and of the installed packages, and its memory."""
+"""The machine: its description in records, with the installed packages, and its memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def give_memory_back() -> None:
-    """Let the system have the memory of former arrays, which glibc would keep for new ones."""
+    """Return the memory of former arrays to the system; glibc would keep it for new ones."""
     mx.nd.waitall()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -1,6 +1,6 @@
 """Names of other libraries' mixed precision, and what to write instead of each.
 
-``mpgluon.amp`` says so when one of them is asked for. The texts are those of the tables in
+``mpgluon.amp`` says so when one of them is asked for. The texts are from the tables in
 docs/migration.md, without their marks.
 """
 

@@ -64,7 +64,7 @@ def _whole_cores() -> int:
 
 
 def use_every_core() -> None:
-    """Let MXNet compute with all cores, unless ``OMP_NUM_THREADS`` is set; before its import.
+    """Make MXNet compute with all cores, unless ``OMP_NUM_THREADS`` is set; before its import.
 
     Unasked, it takes every second one for another core's hyperthread, and leaves it out. Processes
     that mpirun starts share the cores. Once MXNet is imported, its workers keep their number.

@@ -20,7 +20,7 @@ products are exact and sums are FP32's, rounded to nearest. A Tensor Core's prod
 and its result is rounded once, but it adds a few products at a time and cuts off: results in 16
 bits differ now and then by the last bit. Under a policy's ``accumulation``, convolutions, dense
 layers, ``dot`` and ``batch_dot`` add as the Tensor Cores of one generation of GPUs do
-(:mod:`mpgluon.formats.tensor_core`); other products, such as those of recurrent layers, add in
+(:mod:`mpgluon.formats.tensor_core`); other products, such as in recurrent layers, add in
 FP32 as before.
 
 References
@@ -48,15 +48,7 @@ from mpgluon.cast.arrays import (
     onto_grid,
     widen,
 )
-from mpgluon.cast.calls import (
-    AT_WORK,
-    LOOPS,
-    ROUNDING_RULES,
-    OperatorCall,
-    each_output,
-    settled,
-)
-from mpgluon.cast.deconvolution import deconvolution
+from mpgluon.cast.calls import AT_WORK, LOOPS, ROUNDING_RULES, OperatorCall, each_output, settled
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16, FloatFormat, format_named
 from mpgluon.formats.policy import Policy
@@ -121,7 +113,7 @@ def _sealed(result: Any) -> Any:
     """Return a rounded result whose gradient is computed, also where it is zero.
 
     For operators that take zeros as they take any gradient: MXNet would hand zeros on through the
-    rounding as those of an array that it has not kept (see `OperatorCall.run`).
+    rounding as zeros of the shape of an array that it has not kept (see `OperatorCall.run`).
     """
     return convert_arrays(result, _seal) if autograd.is_recording() else result
 
@@ -135,6 +127,8 @@ def _seal(array: Array) -> Array:
 def _run_product(call: OperatorCall, convert: Convert) -> Any:
     """Run an operator on converted operands in FP32, or as MXNet can train it."""
     if call.name == "Deconvolution":
+        from mpgluon.cast.deconvolution import deconvolution  # few networks have one
+
         call = call._replace(function=deconvolution)
     return call.run(convert)
 

@@ -207,7 +207,7 @@ def arrays_in(value: Any) -> list[Array]:
 
 
 def mark(result: Any, fmt: Optional[Format]) -> Any:
-    """Give what an operator has just returned the class of its format.
+    """Give the results of an operator the class of their format.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def borrow(array: Array) -> Array:
 
 
 def narrow_again(array: Array) -> Array:
-    """Return what :func:`leave` has widened in float16, and other arrays as they are."""
+    """Return an array in float16 if :func:`leave` widened it, and any other array as it is."""
     if isinstance(array, (WidenedArray, WidenedSymbol)):
         return mark(cast_here(array, "float16"), "float16")
     return array
@@ -280,7 +280,7 @@ def widen(array: Array) -> Array:
 def cast_here(array: Array, dtype: str) -> Array:
     """Cast between float16 and FP32; on a CPU the roundings raise flags of the layer at work.
 
-    They are those of the gradient too.
+    The rounding of the gradient does so too.
     """
     if isinstance(array, Symbol) or not kernels.available() or array.ctx.device_type != "cpu":
         return cast(array, dtype)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Union
 
@@ -29,10 +29,11 @@ from mpgluon.cast.network_cast import NetworkCast, release
 from mpgluon.cast.plan import (
     NORMALIZATION_LAYERS,
     KeepFP32,
+    NetworkPlan,
     plan_of,
     with_normalization_layers,
 )
-from mpgluon.cast.report import BeyondReach, CastReport
+from mpgluon.cast.report import BeyondReach, CastReport, report_of
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat, format_named
 from mpgluon.formats.policy import Policy, as_policy
@@ -69,10 +70,10 @@ def cast_block(
     keep_fp32: KeepFP32 = NORMALIZATION_LAYERS,
     compute_16: Iterable[str] = (),
 ) -> CastReport:
-    """Cast a network to 16 bits in place: the parameters, and what it computes.
+    """Cast a network to 16 bits in place: its parameters and its computation.
 
-    Afterwards the network takes FP32 or float16 input and returns FP32, which is what a loss
-    needs; between, values are in the format. Parameters of normalization layers stay FP32. Train it
+    Afterwards the network takes FP32 or float16 input and returns FP32, which a loss needs;
+    between, values are in the format. Parameters of normalization layers stay FP32. Train it
     with ``multi_precision=True``, so that the optimizer updates FP32 master weights. On a CPU
     products are exact, sums FP32, and results rounded once; see :mod:`mpgluon.cast.arithmetic`.
     Constants whose values the format lacks, and other parameters without gradient, stay FP32, apart
@@ -96,8 +97,8 @@ def cast_block(
         parameters stay FP32 in any case: MXNet's operator accepts no others.
         An operator, ``"Convolution"`` in all blocks or ``"block:Convolution"`` in one (its name,
         or its place: ``"features.0:Convolution"``), computes in FP32 and returns FP32; its
-        parameters still become float16, and are widened. Names are those of ``F``; ``x + y`` is
-        ``"broadcast_add"``, and a name of an operator precedes that of a block.
+        parameters still become float16, and are widened. Names are as in ``F``; ``x + y`` is
+        ``"broadcast_add"``, and an operator's name precedes a block's.
     compute_16 : iterable of str
         Operators that otherwise return FP32 (``"softmax"``, ``"mean"``), named in the same way:
         computed in FP32 as before, with results in the 16-bit format. This affects calls like
@@ -187,12 +188,9 @@ def apply_policy(
         )
     plan = plan_of(net, keep_fp32, compute_16)
     blocks = [entry.block for entry in plan.blocks]
-    for forward in filter(None, map(forward_of, blocks)):
-        root, name = forward.network_cast.root.name, forward.block.name
-        part = "" if name == root else f" as a part of {root}"
-        raise PrecisionError(f"{name} is already cast{part}; call mpgluon.restore on {root} first")
+    _refuse_cast_blocks(blocks)
     device_type = device_type_of(net)
-    arithmetic = policy_arithmetic(policy, device_type)
+    arithmetic = policy_arithmetic(policy, device_type).kind
     in_16_bits = [entry.block for entry in plan.blocks if not entry.computes_fp32]
     learned = {
         block: attributes
@@ -216,19 +214,7 @@ def apply_policy(
     narrowed = []
     if policy.param_dtype != "float32":
         fmt = format_named(policy.param_dtype)
-        stay_fp32 = plan.parameters_that_stay_fp32()
-        # MXNet's BatchNorm accepts no others; the rest of a graph's are normalizations too.
-        stay_fp32.update(*(graph.normalization_parameters() for graph in graphs.values()))
-        weights = weights_of_layers(in_16_bits)
-        weights.update(*(graph.product_weights() for graph in graphs.values()))
-        narrowed = [
-            parameter
-            for parameter in parameters
-            if parameter not in stay_fp32
-            and np.dtype(parameter.dtype) == np.float32
-            and parameter._stype == "default"  # not rows, which Gluon does not hand out
-            and (parameter in weights or not is_given(parameter, fmt))
-        ]
+        narrowed = _parameters_to_narrow(parameters, fmt, plan, graphs)
         for parameter in narrowed:
             fp32.narrow(parameter, fmt)
         _warn_of_lost_weights(narrowed, fmt)
@@ -241,36 +227,16 @@ def apply_policy(
         if entry.computes_fp32 or entry.is_governed or block is net:
             PolicyForward(entry, network_cast, graphs.get(block))
     guard(blocks, parameters, network_cast, restore)
-    return CastReport(
-        policy=policy,
-        cast=tuple(e.block.name for e in plan.blocks if e.is_governed and not e.keeps_parameters),
-        kept_fp32=(
-            *(entry.block.name for entry in plan.blocks if entry.keeps_parameters),
-            *(node.name for graph in graphs.values() for node in graph.normalizations),
-        ),
-        beyond_reach=tuple(
-            found
-            for entry in plan.blocks
-            if not entry.computes_fp32
-            for found in BeyondReach.of(entry)
-        ),
-        parameters_cast=len(narrowed),
-        parameters_kept=len(parameters) - len(narrowed),
-        arithmetic=arithmetic.kind,
-        told_format=tuple(block.name for block in learned),
-        operators_fp32=plan.operators_fp32,
-        operators_16=plan.operators_16,
-        first_and_last=tuple(entry.block.name for entry in plan.blocks if entry.is_edge)
-        if policy.scaled_operands
-        else (),
-    )
+    normalizations = [node.name for graph in graphs.values() for node in graph.normalizations]
+    counts = len(narrowed), len(parameters) - len(narrowed)
+    return report_of(policy, plan, normalizations, counts, arithmetic, learned)
 
 
 def restore(net: gluon.Block) -> None:
     """Turn a cast or autocast network back into a plain FP32 network, in place.
 
-    Parameters get their FP32 values back, bit for bit: those from before the cast, or after
-    training those of the optimizer's master weights. Elements that were written otherwise since
+    Parameters get their FP32 values back, bit for bit: from before the cast or, after training,
+    from the optimizer's master weights. Elements that were written otherwise since
     then are widened. A network that was never cast is left as it is. A Trainer made for the
     cast network holds state for float16 parameters: make a new one. ``net.cast("float32")`` does
     the same.
@@ -306,6 +272,36 @@ def restore(net: gluon.Block) -> None:
             untell(block, network_cast.former_attributes.pop(block, {}))
         for block in blocks_of(network_cast.root):  # graphs around the part hold its old formats
             _clear_traced_graph(block)
+
+
+def _refuse_cast_blocks(blocks: Iterable[gluon.Block]) -> None:
+    """Raise PrecisionError if a block is already cast."""
+    for forward in filter(None, map(forward_of, blocks)):
+        root, name = forward.network_cast.root.name, forward.block.name
+        part = "" if name == root else f" as a part of {root}"
+        raise PrecisionError(f"{name} is already cast{part}; call mpgluon.restore on {root} first")
+
+
+def _parameters_to_narrow(
+    parameters: Iterable[gluon.Parameter],
+    fmt: FloatFormat,
+    plan: NetworkPlan,
+    graphs: Mapping[gluon.Block, ImportedGraph],
+) -> list[gluon.Parameter]:
+    """Return the FP32 parameters that a cast rounds to a format."""
+    stay_fp32 = plan.parameters_that_stay_fp32()
+    # MXNet's BatchNorm accepts no others; the rest of a graph's are normalizations too.
+    stay_fp32.update(*(graph.normalization_parameters() for graph in graphs.values()))
+    weights = weights_of_layers(e.block for e in plan.blocks if not e.computes_fp32)
+    weights.update(*(graph.product_weights() for graph in graphs.values()))
+    return [
+        parameter
+        for parameter in parameters
+        if parameter not in stay_fp32
+        and np.dtype(parameter.dtype) == np.float32
+        and parameter._stype == "default"  # not rows, which Gluon does not hand out
+        and (parameter in weights or not is_given(parameter, fmt))
+    ]
 
 
 def _imported_graphs(blocks: Iterable[gluon.Block]) -> dict[gluon.Block, ImportedGraph]:

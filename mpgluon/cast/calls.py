@@ -9,15 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from mpgluon.cast.arrays import (
-    Convert,
-    Format,
-    arrays_in,
-    convert_arrays,
-    format_of,
-    mark,
-    widen,
-)
+from mpgluon.cast.arrays import Convert, Format, arrays_in, convert_arrays, format_of, mark, widen
 from mpgluon.formats.float_format import FloatFormat
 from mpgluon.graph.operators import (
     Rule,
@@ -77,7 +69,7 @@ def at_work(**about: Any) -> Iterator[None]:
     input_formats : dict from name to Format
         The inputs of the graph that is being traced.
     arithmetic : Arithmetic, optional
-        That of operators which are called by name, in :mod:`mpgluon.cast.dispatch`.
+        For operators that are called by name, in :mod:`mpgluon.cast.dispatch`.
     have_one_shape, axes_of : callable
         Whether two symbols of the NumPy interface have one shape, in the graph that is being
         traced, and how many axes a symbol has there.
@@ -148,7 +140,7 @@ class OperatorCall(NamedTuple):
         return self._replace(args=args, kwargs=kwargs)
 
     def _keep_what_receives_zeros(self) -> None:
-        """Let MXNet keep the arrays that receive zeros for gradients until the backward pass.
+        """Make MXNet keep the arrays that receive zeros for gradients until the backward pass.
 
         While it records arrays, MXNet 1.9.1 hands zeros on through a cast as zeros of the shape of
         an array that it has not kept; where these are computed, the process ends. What counts

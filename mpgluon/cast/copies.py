@@ -20,7 +20,7 @@ _LEFT_OUT = {"_trainer": None, "_cached_op": None, "_cached_graph": ()}
 
 
 def make_copyable(part: Part) -> None:
-    """Let a block or parameter of a cast network be copied and pickled."""
+    """Make a block or parameter of a cast network copyable and picklable."""
     vars(part)["__reduce_ex__"] = partial(_reduce, part)
 
 
@@ -30,7 +30,7 @@ def make_uncopyable(part: Part) -> None:
 
 
 def _reduce(part: Part, _: int) -> tuple[Any, ...]:
-    """Return what Python's protocol for copies asks for."""
+    """Return the values that Python's protocol for copies asks for."""
     state = {name: _LEFT_OUT.get(name, value) for name, value in vars(part).items()}
     del state["__reduce_ex__"]
     return _new, (type(part),), state

@@ -35,7 +35,7 @@ def deconvolution(
     bias : NDArray or Symbol, optional
         Shape (filters,).
     **options
-        Those of ``F.Deconvolution``, as values or as texts.
+        The options of ``F.Deconvolution``, as values or as texts.
     """
     functions = mx.sym if isinstance(data, Symbol) else mx.nd
     operands = [data, weight] if bias is None else [data, weight, bias]

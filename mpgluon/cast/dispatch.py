@@ -1,15 +1,15 @@
 """Operators of a cast network that are called in another way than through its ``F``.
 
 Each function of ``mx.nd``, ``mx.np`` and ``mx.npx``, and each method of their arrays, ends in
-``mxnet.ndarray.register._imperative_invoke``, which receives an operator and its operands; those of
-``mx.sym`` and of symbols end in ``mxnet.symbol.register._symbol_creator``, and ``mx.np.tensordot``
-in ``mxnet.ndarray.numpy._api_internal.tensordot``. While a block of a cast network computes, or one
-that is observed, these three are exchanged, in the whole process. Each replacement looks first
-whether this thread computes such a block: there, the operator follows the operator table; in any
-other thread, MXNet's function is called with the same arguments. When the last such block ends,
-also by an error, the three are MXNet's own again.
+``mxnet.ndarray.register._imperative_invoke``, which receives an operator and its operands;
+functions of ``mx.sym`` and methods of symbols end in ``mxnet.symbol.register._symbol_creator``, and
+``mx.np.tensordot`` in ``mxnet.ndarray.numpy._api_internal.tensordot``. While a block of a cast
+network computes, or one that is observed, these three are exchanged, in the whole process. Each
+replacement looks first whether this thread computes such a block: there, the operator follows the
+operator table; in any other thread, MXNet's function is called with the same arguments. When the
+last such block ends, also by an error, the three are MXNet's own again.
 
-The arithmetic itself is that of ``mx.nd``: operands of the NumPy interface are taken out of it
+The arithmetic itself is ``mx.nd``'s: operands of the NumPy interface are taken out of it
 without a copy, and results are put back.
 """
 
@@ -63,8 +63,8 @@ _WRITING = frozenset({
 })  # fmt: skip
 # Python's arithmetic, by the names in F; a number in it is rounded to float16 by a float16 kernel.
 _ARITHMETIC = frozenset(f"broadcast_{name}" for name in ("add", "sub", "mul", "div", "mod"))
-# In a graph MXNet no longer knows the shapes of what these join. The axis on which they do, and by
-# the number of axes that operands have: where they get new ones.
+# In a graph MXNet no longer knows the shapes of these operators' operands. The axis on which they
+# join them, and by the number of axes that operands have: where they get new ones.
 _STACKS: dict[str, tuple[int, dict[int, tuple[int, ...]]]] = {
     "_npi_vstack": (0, {1: (0,)}),
     "_npi_hstack": (1, {}),
@@ -97,7 +97,7 @@ PLAIN_OPERATORS = _Fp32Operators()
 
 @contextmanager
 def governed(**about: Any) -> Iterator[None]:
-    """Let operators that this thread calls by name follow the table, as :func:`at_work` says.
+    """Make operators that this thread calls by name follow the table, as :func:`at_work` says.
 
     Without an ``arithmetic``, they are MXNet's own.
     """

@@ -71,7 +71,7 @@ class PolicyForward:
     network_cast : NetworkCast
         The cast that the block is a part of.
     graph : ImportedGraph, optional
-        That of a SymbolBlock, attached already.
+        The graph of a SymbolBlock, attached already.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class PolicyForward:
         return self.replaced or _by_name(self.block) or MethodType(own, self.block)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs: the values of histories, not their numbers."""
+        """Return the state for a copy: the values of histories, not their numbers."""
         state = dict(vars(self))
         if self.histories is not None:
             state["histories"] = self.histories.values(device_ids(self.network_cast.root))
@@ -178,9 +178,7 @@ class PolicyForward:
             if not self.network_cast.has_computed:  # plan_of could not find it
                 self.network_cast.undo()
             raise
-        if (
-            self.traced.is_traced_now
-        ):  # what leaves a graph is an array, and those are never bfloat16
+        if self.traced.is_traced_now:  # its results become arrays, which are never bfloat16
             result = convert_arrays(result, _out_of_bfloat16)
         is_root = self.block is self.network_cast.root
         if is_root:
@@ -194,7 +192,7 @@ class PolicyForward:
         return as_np(result) if in_numpy else result
 
     def leaving(self, result: Any) -> Any:
-        """Return what a part of the network gives to code outside, by the policy's output format.
+        """Return results of a part of the network to code outside, in the policy's output format.
 
         Takes arrays of ``mx.nd``.
         """
@@ -271,7 +269,7 @@ class PolicyForward:
         return value
 
     def _arithmetic_by_name(self, args: tuple[Any, ...], *, in_numpy: bool) -> Optional[Arithmetic]:
-        """Return that of operators which the block calls by name, ``None`` for MXNet's own."""
+        """Return the arithmetic of operators called by name, ``None`` for MXNet's own."""
         is_plain = self.method == "forward"
         if self.kept:
             return FP32_OPERATORS if in_numpy or is_plain else None
@@ -282,7 +280,7 @@ class PolicyForward:
         return self.arithmetic_on(context.device_type)
 
     def arithmetic_on(self, device_type: str) -> Arithmetic:
-        """Return that of the block's operators under the policy, on such devices."""
+        """Return the arithmetic of the block's operators under the policy, on such devices."""
         return policy_arithmetic(self.network_cast.policy, device_type, at_edge=self.plan.is_edge)
 
 

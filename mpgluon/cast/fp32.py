@@ -60,7 +60,7 @@ def remember(parameter: gluon.Parameter, value: mx.nd.NDArray) -> None:
 
 
 def mark_rounded(parameter: gluon.Parameter) -> None:
-    """Say that an FP32 parameter only ever holds numbers of the format that its block computes in.
+    """Mark an FP32 parameter that only ever holds numbers of the format its block computes in.
 
     Graphs that are traced later do not round it again.
     """
@@ -109,9 +109,9 @@ def fp32_value(
     ----------
     weight : NDArray, float16, or FP32 for another format
     known : NDArray of the same shape, FP32, on any device; or None
-        An element counts where it rounds to that of ``weight``.
+        An element counts where it rounds to the element of ``weight``.
     fmt : FloatFormat
-        That of ``weight``.
+        The format of ``weight``.
 
     Returns
     -------

@@ -1,6 +1,6 @@
 """Frozen weights of layers whose biases are trained.
 
-MXNet's dense layer computes the gradient of its bias together with that of its weight; if the
+MXNet's dense layer computes the gradient of its bias together with its weight's; if the
 weight has no gradient, the bias's is left as it is: whatever was in its memory. So such a weight
 gets a gradient that nothing reads. Convolutions need none of this.
 """
@@ -45,7 +45,7 @@ def attach_gradients(blocks: Iterable[gluon.Block]) -> list[gluon.Parameter]:
 
 
 def remove_gradients(block: gluon.Block) -> None:
-    """Remove what :func:`attach_gradients` attached to a block's own parameters."""
+    """Remove the gradients that :func:`attach_gradients` attached to a block's own parameters."""
     for parameter in filter(_is_frozen_matrix, block._reg_params.values()):
         if any(array.grad is not None for array in parameter._data):
             # As Gluon does when a parameter becomes frozen.

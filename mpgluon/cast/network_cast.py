@@ -51,9 +51,9 @@ class NetworkCast:
     layers: Layers = field(default_factory=Layers)
 
     def adopt(self, parameter: gluon.Parameter) -> None:
-        """Let :func:`cast_of` find the cast, and call callbacks with the parameter's Trainers.
+        """Attach the cast for :func:`cast_of`, and call callbacks with the parameter's Trainers.
 
-        One that was made before the cast is among them.
+        A Trainer that was made before the cast is among them.
         """
         parameter.mpgluon_cast = self
         parameter._set_trainer = partial(_set_trainer, parameter)
@@ -84,7 +84,7 @@ def call_with_new_trainers(callback: Callable[[gluon.Trainer], None]) -> None:
 
 
 def _set_trainer(parameter: gluon.Parameter, trainer: Optional[gluon.Trainer]) -> None:
-    """Do what a Parameter does when a Trainer is made for it, and call the callbacks."""
+    """Set a parameter's Trainer as MXNet does, and call the callbacks."""
     type(parameter)._set_trainer(parameter, trainer)
     if trainer is not None:
         _call_callbacks(trainer)

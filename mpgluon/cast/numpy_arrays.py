@@ -53,35 +53,19 @@ class _NumPyGridArray(mx.np.ndarray):
         values = wide.astype(dtype, *args, **kwargs)
         return self if values is wide else values
 
-    def as_nd_ndarray(self) -> mx.nd.NDArray:
-        """Return the array for operators of ``mx.nd``, in the same format."""
-        return as_nd(self)
-
 
 class _NumPyFormatSymbol(NumPySymbol):
     """A symbol whose format is known; one class for each format."""
 
     format: Format
 
-    def as_nd_ndarray(self) -> Symbol:
-        """Return the symbol for operators of ``mx.sym``, of the same format."""
-        return as_nd(self)
-
 
 class _NumPyWidenedArray(mx.np.ndarray):
     """The counterpart of :class:`WidenedArray`."""
 
-    def as_nd_ndarray(self) -> mx.nd.NDArray:
-        """Return the array for operators of ``mx.nd``, of the same kind."""
-        return as_nd(self)
-
 
 class _NumPyWidenedSymbol(NumPySymbol):
     """The counterpart of :class:`WidenedSymbol`."""
-
-    def as_nd_ndarray(self) -> Symbol:
-        """Return the symbol for operators of ``mx.sym``, of the same kind."""
-        return as_nd(self)
 
 
 def is_numpy(array: Any) -> bool:
@@ -90,7 +74,7 @@ def is_numpy(array: Any) -> bool:
 
 
 def as_nd(value: Any) -> Any:
-    """Return arrays and symbols of the NumPy interface as those of ``mx.nd`` and ``mx.sym``.
+    """Return arrays and symbols of the NumPy interface as ones of ``mx.nd`` and ``mx.sym``.
 
     They share the values and what autograd has recorded.
     """
@@ -108,7 +92,7 @@ def as_nd(value: Any) -> Any:
 
 
 def as_np(value: Any) -> Any:
-    """Return arrays and symbols of ``mx.nd`` and ``mx.sym`` as those of the NumPy interface."""
+    """Return arrays and symbols of ``mx.nd`` and ``mx.sym`` as ones of the NumPy interface."""
 
     def convert(array: Array) -> Array:
         if is_numpy(array):
@@ -125,7 +109,7 @@ def as_np(value: Any) -> Any:
 
 
 def in_current_interface(value: Any) -> Any:
-    """Return arrays and symbols as those of the interface that is switched on."""
+    """Return arrays and symbols as ones of the interface that is switched on."""
     return as_np(value) if mx.util.is_np_array() else as_nd(value)
 
 
@@ -138,5 +122,8 @@ def _class_of(fmt: Optional[Format], is_symbol: bool) -> type:
     return type(f"NumPy{fmt}{'Symbol' if is_symbol else 'Array'}", (base,), {"format": fmt})
 
 
+# MXNet's own methods would lose the format.
 for _class in (FormatArray, FormatSymbol, WidenedArray, WidenedSymbol):
-    _class.as_np_ndarray = as_np  # MXNet's own would lose the format
+    _class.as_np_ndarray = as_np
+for _class in (_NumPyGridArray, _NumPyFormatSymbol, _NumPyWidenedArray, _NumPyWidenedSymbol):
+    _class.as_nd_ndarray = as_nd

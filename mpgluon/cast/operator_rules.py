@@ -1,4 +1,4 @@
-"""Rules for single operators, which a user puts before those of the table.
+"""Rules for single operators, which a user puts before the table's.
 
 ``"softmax"`` means the operator wherever the network calls it, ``"block:softmax"`` in one block. A
 block is named as :attr:`Block.name` has it, or by its place in the network (``"features.0"``).
@@ -22,13 +22,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.operator import get_all_registered_operators
 
-__all__ = [
-    "NO_RULES",
-    "Rules",
-    "is_operator",
-    "name_in_table",
-    "rules_of",
-]
+__all__ = ["NO_RULES", "Rules", "is_operator", "name_in_table", "rules_of"]
 
 Rules = Mapping[str, Rule]
 NO_RULES: Rules = {}
@@ -95,7 +89,7 @@ def rules_of(
 
 
 def _read(network: NamedBlocks, argument: str, text: Any, rule: Rule) -> _Wish:
-    """Return what one entry of an argument asks for."""
+    """Return the request of one entry of an argument."""
     if not isinstance(text, str):
         raise TypeError(f"{argument} holds names of operators, received {text!r}")
     block, _, operator = text.rpartition(":")

@@ -107,7 +107,7 @@ class NetworkPlan(NamedTuple):
 
 
 def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
-    """Return what to keep with normalization layers, unless it is empty or has a type of theirs."""
+    """Add the normalization layers to ``keep_fp32``, unless it is empty or has a type of theirs."""
     if not _is_collection(keep_fp32):
         return keep_fp32  # refused later
     entries = tuple(keep_fp32)
@@ -122,7 +122,7 @@ def _is_collection(value: Any) -> bool:
 def _as_collections(
     keep_fp32: KeepFP32, compute_16: Iterable[str]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Return both arguments of a cast as tuples; raise TypeError for what is one entry itself."""
+    """Return both arguments of a cast as tuples; raise TypeError for a single entry."""
     if not _is_collection(keep_fp32):
         entry = repr(keep_fp32) if isinstance(keep_fp32, str) else "block"
         raise TypeError(
@@ -135,7 +135,7 @@ def _as_collections(
 
 
 def plan_of(net: gluon.Block, keep_fp32: KeepFP32, compute_16: Iterable[str]) -> NetworkPlan:
-    """Return what will become of every block.
+    """Return the plan of a cast for every block.
 
     Raises
     ------
@@ -182,7 +182,7 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32, compute_16: Iterable[str]) ->
 
 
 def _with_blocks_by_name(network: NamedBlocks, keep_fp32: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what to keep with blocks in place of their names, places and patterns of these."""
+    """Return ``keep_fp32`` with blocks in place of their names, places and patterns of these."""
     blocks = list[Any]()
     for entry in keep_fp32:
         is_name = isinstance(entry, str) and not is_operator(entry)

@@ -127,7 +127,7 @@ _FLUENT = [name for name in dir(Symbol) if name[0] != "_" and callable(getattr(m
 def _method(base: type, method_name: str, operator: str) -> Callable[..., Any]:
     plain = getattr(base, method_name)
     # Python calls this for "other + self" if self's class derives from other's. MXNet's own method
-    # would swap two arrays, and the order in which gradients are added follows that of operands.
+    # would swap two arrays, and the order in which gradients are added follows the operands'.
     unreflected = getattr(base, f"__{method_name[3:]}", None) if method_name in _REFLECTED else None
     is_rounded_once = base is mx.nd.NDArray and method_name in _ROUNDED_ONCE
 

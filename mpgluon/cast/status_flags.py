@@ -171,7 +171,7 @@ _here = threading.local()  # its ``slot``: of the layer that this thread compute
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Let this thread's passes through networks raise no flags: they are of no step."""
+    """Mute the flags of this thread's passes through networks: they are of no step."""
     before = muted_run()
     _here.run = object()
     try:
@@ -181,13 +181,13 @@ def muted() -> Iterator[None]:
 
 
 def muted_run() -> Optional[object]:
-    """Return what tells one block of `muted` from others; ``None`` outside of them."""
+    """Return an object that identifies the current block of `muted`; ``None`` outside of one."""
     return vars(_here).get("run")
 
 
 @contextmanager
 def at_layer(slot: Optional[int]) -> Iterator[None]:
-    """Let arrays that this thread rounds raise the flags of a layer, until the block ends."""
+    """Make arrays that this thread rounds raise the flags of a layer, until the block ends."""
     before = vars(_here).get("slot")
     _here.slot = slot if muted_run() is None else None
     try:
@@ -222,7 +222,7 @@ class Layers:
         self._ran_imperatively = False  # since the latest step
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes over; its layers have flags of their own."""
+        """Return the state for a copy, whose layers have flags of their own."""
         return {"counts_underflow": self.counts_underflow, "_usual": self._usual}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -253,7 +253,7 @@ class Layers:
         return cls._made - 1
 
     def finished(self, block: gluon.Block, *, imperatively: bool) -> None:
-        """Note that a block has finished a forward pass."""
+        """Record that a block has finished a forward pass."""
         if muted_run() is None:
             self._order[block] = None
             self._ran_imperatively |= imperatively
@@ -290,7 +290,7 @@ class Layers:
         return StepFlags(layers, self._usual, unnoted)
 
     def _unnoted(self, devices: Sequence[mx.Context]) -> str:
-        """Return what kept the flags of a skipped step down, and what to do."""
+        """Return the reason why a skipped step raised no flag, and what to do."""
         if any(device.device_type != "cpu" for device in devices):
             why = "a GPU's operators raise none"
         elif not kernels.available():

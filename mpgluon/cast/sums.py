@@ -53,7 +53,7 @@ class SumsOfOneShape:
         return True
 
     def axes(self, symbol: Symbol) -> int:
-        """Return how many axes a value has, 0 if unknown; those of inputs may no longer change."""
+        """Return how many axes a value has, 0 if unknown; inputs may no longer change theirs."""
         self._needs_axes = True
         return len(self._inferred([symbol.as_nd_ndarray()], self._shapes)[0] or ())
 

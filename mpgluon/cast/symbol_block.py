@@ -71,7 +71,7 @@ class ImportedGraph:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy needs; it reads the graph again."""
+        """Return the state for a copy, which reads the graph again."""
         return {name: value for name, value in vars(self).items() if name != "graph"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ class ImportedGraph:
         return {p for p in self.block.collect_params().values() if p.name in names}
 
     def attach(self) -> None:
-        """Let the block trace its graph as a HybridBlock does."""
+        """Make the block trace its graph as a HybridBlock does."""
         block = self.block
         block.hybrid_forward = self.hybrid_forward
         block.forward = partial(_forward, block)

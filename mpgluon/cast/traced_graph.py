@@ -22,6 +22,7 @@ from mpgluon.cast.network_cast import NetworkCast
 from mpgluon.cast.numpy_arrays import as_nd, as_np, is_numpy
 from mpgluon.cast.status_flags import at_layer
 from mpgluon.cast.sums import SumsOfOneShape
+from mpgluon.graph.any_layout import compute_in_any_layout
 from mpgluon.graph.nan import keep_nan_in
 from mpgluon.graph.nodes import Entry, Graph, Node
 from mpgluon.kernels.dtypes import dtype_name
@@ -47,10 +48,10 @@ class ForwardMethod(Protocol):
     kept: bool
 
     def arithmetic_on(self, device_type: str) -> Arithmetic:
-        """Return that of the block's operators on such devices."""
+        """Return the arithmetic of the block's operators on such devices."""
 
     def leaving(self, result: Any) -> Any:
-        """Return what a part of the network gives to code outside."""
+        """Return results of a part of the network as code outside receives them."""
 
     def explain(self, error: MXNetError, args: tuple[Any, ...]) -> None:
         """Raise our own error in place of MXNet's if it is about formats."""
@@ -81,7 +82,7 @@ class TracedGraph:
         self._sums = SumsOfOneShape()
 
     def __getstate__(self) -> ForwardMethod:
-        """Return what a copy needs: it has no graph yet."""
+        """Return the state for a copy, which has no graph yet."""
         return self._forward
 
     def __setstate__(self, forward: ForwardMethod) -> None:
@@ -124,7 +125,7 @@ class TracedGraph:
         return marked, about
 
     def note_outputs(self, result: Any) -> None:
-        """Note the formats of the block's results, with which arrays will leave the graph."""
+        """Record the formats of the block's results, with which arrays will leave the graph."""
         # One Symbol may be all results of an operator, as MultiBoxTarget's is.
         symbols = arrays_in(result)
         self._output_formats = [format_of(one) for one in symbols for _ in one.list_outputs()]
@@ -181,7 +182,10 @@ class TracedGraph:
                 # With static_shape, operators behind a loop, such as casts, read other values.
                 block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
-            graph = graph if block._backend else keep_nan_in(graph, device_type)
+            if not block._backend:
+                graph = keep_nan_in(graph, device_type)
+                if on_cpu and kernels.available():
+                    graph = compute_in_any_layout(graph)
             if dict(block._flags).get("static_alloc"):
                 graph = _without_variables_as_addends(graph)
             return data, graph.as_np_ndarray() if in_numpy else graph
@@ -197,7 +201,7 @@ class TracedGraph:
     def _rewrite_for(
         self, device_type: str
     ) -> Optional[Callable[[Symbol, dict[str, Format]], Symbol]]:
-        """Return what rewrites a traced graph for faster arithmetic, ``None`` for nothing."""
+        """Return a function that rewrites a traced graph for faster arithmetic, or ``None``."""
         from mpgluon.graph.bfloat16 import compute_natively  # for hybridized networks
         from mpgluon.graph.grid import hold_on_grid
 

@@ -1,7 +1,7 @@
 """Checkpoints: everything that a training run depends on, in one file.
 
-:data:`PARTS` says what a file holds. The owner of each part exports, checks and applies it; the
-layout of the file is decided in :mod:`mpgluon.base.archive`. Data sets and loops put what they need
+:data:`PARTS` lists the parts of a file. The owner of each part exports, checks and applies it; the
+layout of the file is decided in :mod:`mpgluon.base.archive`. Data sets and loops put their state
 into ``extra``.
 """
 
@@ -82,10 +82,10 @@ class Part(NamedTuple):
     """The names of arrays in the file, by their kind; what differs is in ``<…>``."""
 
     export: Callable[[Run], Content]
-    """Returns what is written; changes nothing."""
+    """Returns the part's content; changes nothing."""
 
     prepare: Callable[[Run, Content], Apply]
-    """Checks what was read, with ValueError, and returns the function that applies it."""
+    """Checks a file's content, with ValueError, and returns the function that applies it."""
 
     refusal: str = "is damaged: {}; use an earlier one"
     """The error's words about a file whose content is refused."""
@@ -174,8 +174,8 @@ def save_checkpoint(
     Raises
     ------
     CheckpointError
-        If the disk is full, the folder cannot be written, or the Trainer has what a file cannot
-        hold, such as parameters that are not in ``net``; an existing file stays as it was.
+        If the disk is full, the folder cannot be written, or the Trainer has parts that a file
+        cannot hold, such as parameters that are not in ``net``; an existing file stays as it was.
     TypeError
         If JSON cannot hold ``extra``, or an argument is of another kind.
     ValueError
@@ -331,7 +331,7 @@ def _refuse_what_is_trained_elsewhere(run: Run, fate: str) -> None:
 
 
 def _around(pattern: str) -> tuple[str, str]:
-    """Return what stands before and after the name in the name of an array."""
+    """Return the prefix and the suffix around the name in a pattern for arrays' names."""
     before, _, rest = pattern.partition("<")
     return before, rest.partition(">")[2]
 

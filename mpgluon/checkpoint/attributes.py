@@ -51,7 +51,7 @@ def state_numbers(states: Mapping[int, Any], names: Mapping[int, str]) -> dict[s
     Raises
     ------
     TrainerStateError
-        If a state holds what is neither an array nor a number.
+        If a state holds an object that is neither an array nor a number.
     """
     numbers = {}
     for index, state in states.items():

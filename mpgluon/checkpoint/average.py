@@ -30,7 +30,7 @@ def export_average(run: Run) -> Content:
 
 
 def prepare_average(run: Run, saved: Content) -> Apply:
-    """Check what :func:`export_average` returned, and return what puts it in place.
+    """Check a content of :func:`export_average`, and return the function that applies it.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The fields of a header in JSON, compared with what they should be."""
+"""The fields of a header in JSON, compared with the expected ones."""
 
 from __future__ import annotations
 

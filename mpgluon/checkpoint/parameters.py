@@ -46,7 +46,7 @@ FP32_FIELDS: dict[str, Kind] = {"grids": Maybe({str: _is_format})}
 
 
 def export_values(run: Run) -> Content:
-    """Return the value of each parameter and, where devices differ, those of all of them too.
+    """Return the value of each parameter and, where devices differ, the values on all of them.
 
     They differ in BatchNorm's running statistics: each device has seen other images. Only then
     is the value their mean, which is not exact on three devices even if they agree.
@@ -145,7 +145,7 @@ def converted(
         For messages.
     parameters : mapping from name to Parameter
     in_file, widest : dict from name to array
-        The parameters in the file, and what they stand for in FP32.
+        The parameters in the file, and their FP32 values.
     grids : mapping from name to format
         Formats of the file's FP32 arrays that hold another format's numbers.
 
@@ -187,7 +187,7 @@ def converted(
 def completed(
     parameters: Mapping[str, gluon.Parameter], in_file: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Give parameters whose shapes wait for the first call those of a file's arrays, and zeros.
+    """Give parameters that wait for the first call the shapes of a file's arrays, and zeros.
 
     If the block raises an error, they wait as before.
     """

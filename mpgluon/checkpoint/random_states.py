@@ -86,7 +86,7 @@ def validated_random_states(states: dict[str, Any]) -> RandomStates:
 
 
 def set_random_states(states: RandomStates) -> None:
-    """Continue the generators of Python and NumPy, and seed those of MXNet."""
+    """Continue the generators of Python and NumPy, and seed MXNet's."""
     random.setstate(states.python)
     np.random.set_state(states.numpy)
     mx.random.seed(states.mxnet_seed)

@@ -26,7 +26,7 @@ def scale_histories(net: gluon.Block) -> Arrays:
     Returns
     -------
     dict from "block/product" to an array of shape (devices, 3, steps)
-        The place of the block among those of the network, and of the product in its forward pass.
+        The place of the block among the network's, and of the product in its forward pass.
     """
     delayed = _delayed(net)
     devices = device_ids(net) if delayed else []  # a flight recorder asks in each step
@@ -38,7 +38,7 @@ def scale_histories(net: gluon.Block) -> Arrays:
 
 
 def set_scale_histories(net: gluon.Block, values: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Set what :func:`scale_histories` returns, whatever the numbers of devices and steps.
+    """Set values from :func:`scale_histories`, whatever the numbers of devices and steps.
 
     Products without values know of no earlier steps. A network without such scales stays as it is.
     """

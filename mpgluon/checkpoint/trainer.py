@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Mapping
 from typing import Any, Optional
 
 from mpgluon.base.archive import Arrays
@@ -50,6 +51,7 @@ from mpgluon.updates.updater import Updates, has_master
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
+from mxnet.lr_scheduler import LRScheduler
 from mxnet.ndarray import NDArray
 
 __all__ = [
@@ -95,7 +97,7 @@ LOSS_SCALE_FIELDS: dict[str, Kind] = {
 
 
 def export_optimizer(run: Run) -> Content:
-    """Return what the optimizer's next updates depend on.
+    """Return the state that the optimizer's next updates depend on.
 
     States and masters are the same on all devices; the first one's are returned. A master without a
     state is left out: it is the FP32 value of its parameter.
@@ -142,7 +144,7 @@ def export_optimizer(run: Run) -> Content:
 
 
 def prepare_optimizer(run: Run, saved: Content) -> Apply:
-    """Check what :func:`export_optimizer` returned, and return what puts it in place.
+    """Check a content of :func:`export_optimizer`, and return the function that applies it.
 
     To be applied before the parameters are set: a Trainer on several devices copies the first one's
     to the others when it begins.
@@ -157,13 +159,7 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
     trainer, fields = run.trainer, saved.fields
     _refuse_kvstore(trainer)
     optimizer = gluon_trainer.optimizer_of(trainer)
-    if fields["optimizer"] != type(optimizer).__name__:
-        raise ValueError(
-            f"its optimizer was {fields['optimizer']}, this one is {type(optimizer).__name__}"
-        )
-    unknown = sorted(set(fields["states"]) - run.indices.keys())
-    if unknown:
-        raise ValueError(f"it trained parameters that this one does not have: {unknown[:5]}")
+    _refuse_other_training(run, fields)
     rounding, numbers = validated_rounding(trainer, fields["rounding"], run.indices)
     compensates = rounding is not None and fields["rounding"] and rounding.way == "kahan"
     kind = _COMPENSATION if compensates else _MASTER
@@ -173,62 +169,98 @@ def prepare_optimizer(run: Run, saved: Content) -> Apply:
         if compensates or of_kind != _COMPENSATION
         for name, array in by_name.items()
     }
-    states: list[dict[int, Any]] = []  # for each device, by a parameter's index; new and filled
-    extra: list[dict[int, NDArray]] = []  # masters, or compensations
-    trained = gluon_trainer.parameters_of(trainer)
-    stepped = [run.indices[name] for name in fields["states"]]
+    filled = []  # for each device
     for device in range(len(gluon_trainer.updaters_of(trainer))):
-        weights = {i: arrays_of(trained[i])[device] for i in stepped}
-        states.append(
-            {
-                i: gluon_trainer.with_numbers(
-                    new_state(optimizer, i, weight), run.names[i], fields["state_numbers"] or {}
-                )
-                for i, weight in weights.items()
-            }
-        )
-        extra.append(
-            {
-                i: mx.nd.empty(weight.shape, ctx=weight.ctx, dtype="float32")
-                for i, weight in weights.items()
-                if has_master(optimizer, trained[i]) or (compensates and grid_weights([trained[i]]))
-            }
-        )
-        _fill(_keyed(states[-1], extra[-1], run.names, kind), arrays, run.fp32_values)
-    counts = _update_counts(trainer, fields["update_counts"], run.indices)
-    attributes = {
-        "num_update": fields["num_update"],
-        "_all_index_update_counts": counts,
-        "_index_update_count": counts[gluon_trainer.devices_of(trainer)[0].device_id],
-    }
-    schedule, kind_of_file = optimizer.lr_scheduler, fields["lr_scheduler_kind"]
-    has_schedule = bool(kind_of_file or fields["lr_scheduler"])
-    if schedule is None and not has_schedule and fields["learning_rate"] is not None:
-        attributes["lr"] = fields["learning_rate"]
-    continues = schedule is not None and kind_of_file in (None, type(schedule).__name__)
-    if continues and is_mxnets_own(type(schedule)):
-        check_fields(fields["lr_scheduler"], _SCHEDULE, "trainer/lr_scheduler")
-    if fields["m_schedule"] is not None:
-        attributes["m_schedule"] = fields["m_schedule"]
-    numbers_now = optimizer_numbers(optimizer)
-    of_file = fields["optimizer_numbers"] or {}
-    attributes.update((name, of_file[name]) for name in numbers_now.keys() & of_file.keys())
+        states, extra = _empty_states(run, fields, device, compensates=compensates)
+        _fill(_keyed(states, extra, run.names, kind), arrays, run.fp32_values)
+        filled.append((states, extra))
+    attributes = _optimizer_attributes(run, fields)
+    apply_schedule = _prepare_schedule(optimizer.lr_scheduler, fields)
 
     def apply() -> None:
         gluon_trainer.begin(trainer)
         for updater in gluon_trainer.updaters_of(trainer):
             updater.states, updater.states_synced = {}, {}
         keep_masters(trainer)
-        for place, updater in enumerate(gluon_trainer.updaters_of(trainer)):
-            updater.set_all(states[place], extra[place])
+        for updater, of_device in zip(gluon_trainer.updaters_of(trainer), filled):
+            updater.set_all(*of_device)
             if rounding is not None:
                 updater.rounding = rounding
                 updater.numbers.update(numbers)
         vars(optimizer).update(attributes)
+        apply_schedule()
+
+    return apply
+
+
+def _refuse_other_training(run: Run, fields: Mapping[str, Any]) -> None:
+    """Raise ValueError if the file belongs to another optimizer or set of parameters."""
+    optimizer = type(gluon_trainer.optimizer_of(run.trainer)).__name__
+    if fields["optimizer"] != optimizer:
+        raise ValueError(f"its optimizer was {fields['optimizer']}, this one is {optimizer}")
+    unknown = sorted(set(fields["states"]) - run.indices.keys())
+    if unknown:
+        raise ValueError(f"it trained parameters that this one does not have: {unknown[:5]}")
+
+
+def _empty_states(
+    run: Run, fields: Mapping[str, Any], device: int, *, compensates: bool
+) -> tuple[dict[int, Any], dict[int, NDArray]]:
+    """Return new states, and masters or compensations, by a parameter's index, to be filled."""
+    optimizer = gluon_trainer.optimizer_of(run.trainer)
+    trained = gluon_trainer.parameters_of(run.trainer)
+    stepped = [run.indices[name] for name in fields["states"]]
+    weights = {i: arrays_of(trained[i])[device] for i in stepped}
+    states = {
+        i: gluon_trainer.with_numbers(
+            new_state(optimizer, i, weight), run.names[i], fields["state_numbers"] or {}
+        )
+        for i, weight in weights.items()
+    }
+    extra = {
+        i: mx.nd.empty(weight.shape, ctx=weight.ctx, dtype="float32")
+        for i, weight in weights.items()
+        if has_master(optimizer, trained[i]) or (compensates and grid_weights([trained[i]]))
+    }
+    return states, extra
+
+
+def _optimizer_attributes(run: Run, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the optimizer's attributes that the file sets."""
+    trainer = run.trainer
+    optimizer = gluon_trainer.optimizer_of(trainer)
+    counts = _update_counts(trainer, fields["update_counts"], run.indices)
+    attributes = {
+        "num_update": fields["num_update"],
+        "_all_index_update_counts": counts,
+        "_index_update_count": counts[gluon_trainer.devices_of(trainer)[0].device_id],
+    }
+    scheduled = optimizer.lr_scheduler is not None or _has_schedule(fields)
+    if not scheduled and fields["learning_rate"] is not None:
+        attributes["lr"] = fields["learning_rate"]
+    if fields["m_schedule"] is not None:
+        attributes["m_schedule"] = fields["m_schedule"]
+    of_file = fields["optimizer_numbers"] or {}
+    names = optimizer_numbers(optimizer).keys() & of_file.keys()
+    return {**attributes, **{name: of_file[name] for name in names}}
+
+
+def _has_schedule(fields: Mapping[str, Any]) -> bool:
+    return bool(fields["lr_scheduler_kind"] or fields["lr_scheduler"])
+
+
+def _prepare_schedule(schedule: Optional[LRScheduler], fields: Mapping[str, Any]) -> Apply:
+    """Check the file's schedule, and return what continues it, or warns that this one differs."""
+    kind_of_file = fields["lr_scheduler_kind"]
+    continues = schedule is not None and kind_of_file in (None, type(schedule).__name__)
+    if continues and is_mxnets_own(type(schedule)):
+        check_fields(fields["lr_scheduler"], _SCHEDULE, "trainer/lr_scheduler")
+
+    def apply() -> None:
         if continues:
             lists = fields["lr_scheduler_lists"] or {}
             set_schedule(schedule, {**fields["lr_scheduler"], **lists})
-        elif has_schedule:
+        elif _has_schedule(fields):
             own = "no schedule" if schedule is None else f"a {type(schedule).__name__}"
             _logger.warning(
                 "the file's learning rate follows a %s, and this Trainer has %s; it keeps its own",
@@ -250,7 +282,7 @@ def export_loss_scale(run: Run) -> Content:
 
 
 def prepare_loss_scale(run: Run, saved: Content) -> Apply:
-    """Check what :func:`export_loss_scale` returned, and return what puts it in place.
+    """Check a content of :func:`export_loss_scale`, and return the function that applies it.
 
     Where parameters change their format, one of the two Trainers may have no loss scale or
     ``"none"``: this one then keeps its own.

@@ -51,7 +51,7 @@ class Bucket:
     Attributes
     ----------
     values : ndarray, shape (sum of the sizes,)
-        The sums over devices, to be added to those of other processes in place; valid after `wait`.
+        The sums over devices, to be added to other processes' in place; valid after `wait`.
     """
 
     def __init__(self, gradients: Sequence[Gradient]) -> None:

@@ -88,7 +88,7 @@ class MpiKVStore(KVStoreBase):
     def _sum_together(self, reduce: Callable[[], None], numbers: Optional[dict[str, Any]]) -> bool:
         """Sum the gradients of a Trainer in a few messages; return whether there are any.
 
-        Unless they are None, ``numbers`` are compared with those of the other processes first.
+        Unless they are None, ``numbers`` are compared with the other processes' first.
         """
         self._collected = {}
         try:
@@ -189,7 +189,7 @@ class _Step:
         self._is_open = False  # whether numbers were set that are not compared yet
 
     def begin(self) -> None:
-        """Note that the Trainer sets the numbers of a step."""
+        """Record that the Trainer sets the numbers of a step."""
         self._is_open = True
 
     def reduce(self, reduce: Callable[[], None]) -> None:

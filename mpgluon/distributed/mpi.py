@@ -48,8 +48,8 @@ class MpiProcesses(Processes):
     ----------
     timeout : float
         Seconds without progress after which a call gives up and names the late processes. It must
-        exceed the longest time between two exchanges on any process, such as that of writing a
-        checkpoint.
+        exceed the longest time between two exchanges on any process, such as the
+        time to write a checkpoint.
 
     Raises
     ------

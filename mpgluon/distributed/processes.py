@@ -24,7 +24,7 @@ class Processes:
     """The processes of a job; a context manager that is entered before any other call.
 
     Calls marked *collective* are made by all processes in the same order, and return when all have
-    made them. The methods of this class are those of a process without others.
+    made them. The methods of this class are for a process without others.
 
     Attributes
     ----------
@@ -83,13 +83,13 @@ class Processes:
     def total(self, batch_size: int) -> int:
         """Return the batch size of all processes together, for ``trainer.step``; collective.
 
-        Processes may have batches of different sizes: their gradients then are those of one batch.
+        Processes may have batches of different sizes: their gradients are then as for one batch.
         """
         return sum(self.gather(batch_size, "the batch sizes of a step"))
 
     @contextmanager
     def one_per_machine_first(self, purpose: str) -> Iterator[None]:
-        """Let one process of each machine run the block before the others; collective."""
+        """Run the block in one process of each machine before the others; collective."""
         if self.local_rank:
             self.gather(None, purpose)
         yield

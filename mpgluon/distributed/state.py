@@ -19,21 +19,15 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-__all__ = [
-    "begin",
-    "check_agreement",
-    "numbers_of_step",
-    "refuse_different_numbers",
-    "share_state",
-]
+__all__ = ["begin", "check_agreement", "numbers_of_step", "refuse_different_numbers", "share_state"]
 
 
 def begin(trainer: gluon.Trainer) -> None:
     """Initialize a Trainer's kvstore now, on all processes, with rank 0's weights.
 
     Call it right after the Trainer is created, before ``amp.init_trainer``. A stock Trainer does it
-    inside its first step, whose gradients then belong to other weights, and those of ps-lite's
-    workers (``kvstore="dist_sync"``) race with the initialization. Waits for the devices.
+    inside its first step, whose gradients then belong to other weights, and gradients of
+    ps-lite's workers (``kvstore="dist_sync"``) race with the initialization. Waits for the devices.
 
     Raises
     ------
@@ -127,7 +121,7 @@ def check_agreement(processes: Processes, net: gluon.Block) -> None:
 def numbers_of_step(trainer: gluon.Trainer) -> dict[str, Any]:
     """Return the numbers by which a step turns gradients into an update.
 
-    They are those of the optimizer and of the parameters, the next learning rate, the rounding of
+    They are options of the optimizer and the parameters, the next learning rate, the rounding of
     updates, and the factors of the gradients.
     """
     optimizer = gluon_trainer.optimizer_of(trainer)

@@ -55,8 +55,8 @@ class FloatFormat:
         Whether the largest exponent holds numbers, as in the OCP formats of 4, 6 and 8 bits other
         than E5M2, and not infinities and NaN, as IEEE 754 has it.
     saturates : bool
-        Whether rounding turns what is too large, infinities too, into the largest number. Otherwise
-        that becomes infinite or, in a finite-only format, NaN.
+        Whether rounding turns values that are too large, infinities too, into the largest number.
+        Otherwise they become infinite or, in a finite-only format, NaN.
     has_nan : bool
         Whether a finite-only format keeps the code with all bits set for NaN (E4M3).
 
@@ -223,7 +223,7 @@ def round_to(
         two neighbours so that the mean is the value; its probabilities are multiples of 2**-24.
     key : sequence of int, not negative
         For ``"stochastic"``: the random bits of each element depend on it, and on the place in
-        ``x``; such as a seed, the number of the step and that of the array.
+        ``x``; such as a seed and the numbers of the step and of the array.
 
     Returns
     -------
@@ -236,7 +236,7 @@ def round_to(
         If ``x`` has a dtype other than float32, float64 or an integer, in particular one that
         cannot hold the result; or ``fmt`` is not a format.
     ValueError
-        If ``mode`` is unknown, or ``key`` is not what it needs.
+        If ``mode`` is unknown, or ``key`` does not fit it.
 
     References
     ----------

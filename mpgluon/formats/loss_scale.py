@@ -183,7 +183,7 @@ class DynamicLossScale(LossScale):
     References
     ----------
     NVIDIA, "Training With Mixed Precision", section "Choosing A Scaling Factor"; the names are
-    those of PyTorch's ``GradScaler``.
+    from PyTorch's ``GradScaler``.
     """
 
     def __init__(

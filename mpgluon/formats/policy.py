@@ -1,6 +1,6 @@
 """Policies: the formats of a network's parameters, computation and results.
 
-A policy is a plain value, read from text in one place, :meth:`Policy.parse`. What it means for each
+A policy is a plain value, read from text in one place, :meth:`Policy.parse`. Its meaning for each
 operator is decided in :mod:`mpgluon.cast`.
 """
 
@@ -38,7 +38,7 @@ class Policy:
         Format of the values in the network: ``"float32"``, ``"float16"``, ``"bfloat16"``, or on a
         CPU with native operators any that :mod:`mpgluon.formats.float_format` names.
     output_dtype : {"float32", "float16"}
-        Format of what the network returns. FP32 is right for logits: the loss sums
+        Format of the network's results. FP32 is right for logits: the loss sums
         exponentials.
     products : ScaledOperands or TensorCoreSums, optional
         How convolutions and matrix products differ: in operands of eight bits, or in sums as those
@@ -124,7 +124,7 @@ class Policy:
 
     @property
     def product_dtype(self) -> str:
-        """The format of the operands of products: that of the values, or a smaller one."""
+        """The format of the operands of products: the values' own, or a smaller one."""
         scaled = self.scaled_operands
         return self.compute_dtype if scaled is None else scaled.value.name
 
@@ -232,7 +232,7 @@ def as_policy(dtype: Any, *, keeps_parameters: bool = False) -> Policy:
     """Return the policy that an argument ``dtype`` stands for.
 
     Every policy means the same to each function that takes one. Only the name of a format leaves
-    open what the parameters become, and the function says it.
+    open the format of the parameters, and the function says it.
 
     Parameters
     ----------

@@ -36,13 +36,13 @@ class ScaledOperands:
     value, gradient : FloatFormat
         Formats of data and weights, and of the gradient that arrives in the backward pass.
     shared_by : {"none", "tensor", "mx"}
-        Which values are multiplied by one power of two before they are rounded: those of an
+        Which values are multiplied by one power of two before they are rounded: all of an
         operand, by its largest one, or each block of 32 along the dimension that the product sums
         over. With ``"none"`` a value that is too large becomes infinite or NaN, as the format has
         it, so that dynamic loss scaling skips the step.
     amax_history : int
         With ``"tensor"``: from the largest values of how many earlier steps the scale of an operand
-        follows ("delayed scaling": what is larger saturates); 0: from its own ("current scaling").
+        follows ("delayed scaling": larger values saturate); 0: from its own ("current scaling").
 
     Raises
     ------
@@ -92,7 +92,7 @@ def round_scaled(
     ----------
     x : array_like, any shape, float32 or float64
     fmt : FloatFormat
-        A format with at most 5 exponent bits. What is too large for the scale saturates.
+        A format with at most 5 exponent bits. Values too large for the scale saturate.
     block : int, optional
         How many values along ``axis`` share a scale, 32 in MX formats; the last block may be
         shorter. Without it, all values do.

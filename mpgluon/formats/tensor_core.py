@@ -2,15 +2,15 @@
 
 A Tensor Core multiplies 16-bit numbers exactly, and adds a few products and the sum so far at a
 time. It shifts them to the largest exponent among them and cuts each off after so many fraction
-bits, adds what is left exactly, and cuts the result off to an FP32 number. A longer sum is a chain:
-its terms are taken in their order, so many at a time, whatever the length of an instruction. Sums
-in FP32, the default here, are rounded to nearest instead, in the order of the CPU's library.
+bits, adds the shortened terms exactly, and cuts the sum off to an FP32 number. A longer sum is a
+chain: its terms are taken in their order, so many at a time, whatever the length of an instruction.
+Sums in FP32, the default here, are rounded to nearest instead, in the order of the CPU's library.
 
 References
 ----------
 Xie, Wang, Yang, Yang, "MMA-Sim: Bit-Accurate Reference Model of Tensor Cores and Matrix Cores",
 arXiv 2511.10909, 2025, and its package ``mmasim``, with which the native operators are compared bit
-for bit. Those of ``hopper`` have the bits of an H100, too (docs/gpu.md).
+for bit. The ones for ``hopper`` have the bits of an H100, too (docs/gpu.md).
 """
 
 from dataclasses import dataclass

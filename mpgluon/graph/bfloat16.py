@@ -9,7 +9,11 @@ result is rounded: the products are exact, as in bfloat16, and only the order of
 oneDNN's own in bfloat16 takes longer and leaves a plain array, on which a BatchNorm then takes
 longer than all others of a ResNet-50 together.
 
-``clip`` between a cast from bfloat16 and one to it, such as a ReLU6, takes and returns bfloat16.
+``clip``, such as a ReLU6, and padding with zeros take and return bfloat16 where their operand was
+cast from it and nothing is rounded otherwise.
+
+BatchNorm and the gradients of weights of narrow groups are computed by own operators in layouts and
+shapes for which oneDNN has slow code only. Their FP32 sums have another order than oneDNN's.
 """
 
 from __future__ import annotations
@@ -20,16 +24,18 @@ from typing import Any, Optional
 
 from mpgluon import kernels
 from mpgluon.formats.float_format import BFLOAT16
+from mpgluon.graph.any_layout import ANY_LAYOUT, pads_images_with_zeros
 from mpgluon.graph.nodes import ADDED_IN_PLACE, Entry, Graph, Node
 from mpgluon.kernels.dtypes import CAST_NUMBER
 
+import numpy as np
 from mxnet.symbol import Symbol
 
 __all__ = ["compute_natively"]
 
 _NARROW, _WIDEN = "_mpgluon_to_bfloat16", "_mpgluon_from_bfloat16"
 _OPERATORS = {("float32", "bfloat16"): _NARROW, ("bfloat16", "float32"): _WIDEN}
-_CLIP = "_mpgluon_clip_bfloat16"
+_GROUPED = "_mpgluon_grouped_"
 _IN_BLOCKS = "_in_blocks"
 _MOST_CHANNELS_OF_IMAGES = 3
 _NUMBERS = count()
@@ -75,8 +81,16 @@ def compute_natively(
     for node in graph.nodes:
         if _is_of_images(node, shapes):
             _compute_in_fp32(graph, node)
-        elif node.operator == "clip":
-            _clip_in_bfloat16(graph, node, "clip" if for_backend else _CLIP)
+    graph = Graph(graph.heads)
+    for node in list(graph.nodes):
+        if node.operator == "clip":
+            _clip_in_bfloat16(graph, node, "clip" if for_backend else f"{ANY_LAYOUT}clip")
+    graph = Graph(graph.heads)
+    for node in graph.nodes:
+        if node.operator == "Pad":
+            _pad_in_bfloat16(graph, node)
+        elif not for_backend:
+            _compute_in_any_layout(node)
     graph = Graph(graph.heads)
     for node in graph.nodes:
         if node.operator in (_NARROW, _WIDEN) and _may_keep_blocks(graph, node.inputs[0]):
@@ -134,14 +148,42 @@ def _compute_in_fp32(graph: Graph, node: Node) -> None:
 
 
 def _clip_in_bfloat16(graph: Graph, node: Node, operator: str) -> None:
-    """Leave out the casts around a ``clip`` that they are for alone."""
+    """Clip bfloat16 numbers instead of FP32 numbers that were cast from them for this alone."""
+    before, behind = node.inputs[0].node, _only_reader(graph, Entry(node))
+    if before.operator != _WIDEN or _only_reader(graph, node.inputs[0]) is not node:
+        return
+    rounding = behind if behind is not None and behind.operator == _NARROW else None
+    bounds = np.array([node.options["a_min"], node.options["a_max"]], np.float32)
+    if rounding is None and np.any(bounds.view(np.uint32) & 0xFFFF):
+        return  # bfloat16 does not have both bounds
+    node.operator = operator
+    node.inputs = before.inputs
+    if rounding is not None:
+        _replace(graph, rounding, node)
+    else:
+        wide = _made(_WIDEN, Entry(node)).node
+        _replace(graph, node, wide)
+        graph.nodes.append(wide)
+
+
+def _pad_in_bfloat16(graph: Graph, node: Node) -> None:
+    """Leave out the casts around a ``Pad`` of images with zeros that they are for alone."""
     before, behind = node.inputs[0].node, _only_reader(graph, Entry(node))
     if before.operator != _WIDEN or behind is None or behind.operator != _NARROW:
         return
-    if _only_reader(graph, node.inputs[0]) is node:
-        node.operator = operator
+    if pads_images_with_zeros(node) and _only_reader(graph, node.inputs[0]) is node:
+        node.operator = f"{ANY_LAYOUT}Pad"
         node.inputs = before.inputs
         _replace(graph, behind, node)
+
+
+def _compute_in_any_layout(node: Node) -> None:
+    """Let an own operator compute where oneDNN has slow code for some layouts or shapes."""
+    options = node.options
+    if node.operator == "Convolution" and options.get("num_group", 1) > 1:
+        node.operator = f"{_GROUPED}Convolution"
+    elif node.operator == "BatchNorm" and options.get("axis", 1) == 1:
+        node.operator = f"{ANY_LAYOUT}BatchNorm"
 
 
 def _fp32_of(entry: Entry) -> Entry:

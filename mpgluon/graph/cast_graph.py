@@ -53,8 +53,9 @@ def with_codes(
 ) -> Graph:
     """Return a graph in which :data:`CODES` is the dtype of the format's values.
 
-    MXNet infers which those are from casts to float16 in place of the format's. What is float16
-    without them, in another format's graph, was asked for by name: it remains MXNet's float16.
+    MXNet infers which those are from casts to float16 in place of the format's. Values that are
+    float16 without them, in another format's graph, were asked for by name: they remain MXNet's
+    float16.
     """
     asked_for = set() if fmt == FLOAT16 else _float16_in(graph, dtypes)
     if fmt != FLOAT16:
@@ -66,7 +67,7 @@ def with_codes(
 
 
 def _float16_in(graph: Graph, dtypes: Mapping[str, Union[str, FloatFormat]]) -> set[Key]:
-    """Infer dtypes, those of arrays on a grid are FP32, and return what is float16."""
+    """Infer dtypes, with arrays on a grid as FP32, and return the keys of float16 values."""
     graph.infer({n: dtype if isinstance(dtype, str) else "float32" for n, dtype in dtypes.items()})
     outputs = ((node, number) for node in graph.nodes for number in range(len(node.outputs)))
     return {key for key in outputs if Entry(*key).value.dtype == "float16"}
@@ -196,7 +197,7 @@ class CastGraph:
         return widens(widening) and self.consumers[widening, 0] == [(node, position)]
 
     def takes_codes(self, node: Optional[Node], widening: Node) -> bool:
-        """Whether the operator in a node's place takes what was widened as it was before."""
+        """Whether the operator in a node's place takes an operand without its widening."""
         if node is None or not self.is_native(node):
             return False
         kernel = kernel_of(node)

@@ -59,7 +59,7 @@ def unchanged(net: gluon.Block) -> Iterator[None]:
 
 
 def symbol_of(net: gluon.HybridBlock, inputs: Sequence[str]) -> Symbol:
-    """Return what a network computes from variables with these names, all results in one row.
+    """Return a network's results for variables with these names as one symbol, all in one row.
 
     Raises
     ------

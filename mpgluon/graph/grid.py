@@ -4,7 +4,7 @@ In the graph that a cast network traces, casts mark where its format begins and 
 takes FP32 copies of 16-bit values, and a cast rounds its FP32 result. The rewritten graph has one
 native operator in place of an operator and the casts around it. That takes and returns 16-bit
 codes, computes in FP32 in memory that all operators share, and rounds once, forward and backward.
-Results are equal bit for bit to those of the graph with casts.
+Results are equal bit for bit to the results of the graph with casts.
 
 Codes lie as MXNet's arrays do, *plain*, or *packed*: with their channels in blocks, as oneDNN's
 convolutions compute. Operators without a native one run behind casts, on plain arrays.
@@ -19,7 +19,7 @@ References
 ----------
 MXNet 1.9.1 collects the gradients of a value in the reverse order of the graph, within a node in
 the order of its operands. It adds up to four of them from right to left, more from left to right.
-An imperative run's graph begins with the loss: its order is that of a hybridized network's graph
+An imperative run's graph begins with the loss: its order is as in a hybridized network's graph
 where the loss takes the network's results in the order in which they are returned.
 """
 
@@ -175,7 +175,7 @@ class _Rewriting:
         self.graph = CastGraph(graph, in_arrays=self.in_arrays)
         self.new: dict[Key, Entry] = {}  # what replaces a value that was not one of the format
         self.results: dict[Node, _Value] = {}  # of native operators, rounded already
-        self.operands: dict[Consumer, _Value] = {}  # what a consumer of a 16-bit value takes
+        self.operands: dict[Consumer, _Value] = {}  # of consumers of 16-bit values
 
     def heads(self) -> list[Entry]:
         """Rewrite the graph and return its results."""
@@ -270,7 +270,7 @@ class _Rewriting:
         self._provide(node, new, value.held)
 
     def _provide(self, node: Node, new: Node, held: str = PLAIN) -> None:
-        """Let a node's outputs be those of a new one."""
+        """Replace the outputs of a node by the outputs of a new one."""
         for number, output in enumerate(node.outputs):
             if output.dtype == CODES:
                 self._supply((node, number), _Value(Entry(new, number), held))
@@ -329,7 +329,7 @@ class _Rewriting:
     # ---- 16-bit values and their consumers.
 
     def _take(self, consumer: Consumer, held: str) -> Entry:
-        """Return what a consumer takes, held as it wants."""
+        """Return the operand of a consumer, in the layout that it takes."""
         return self._converted(self.operands[consumer], held)
 
     def _rounding_gradients(self, widening: Node) -> Entry:
@@ -350,7 +350,7 @@ class _Rewriting:
         if value.held == WIDE or len(adding) < 2:
             return
         # Gradients added in the order g0, g1, g2 give round(round(g0 + g1) + g2): the third
-        # consumer has a supply of its own, apart from that of the first two.
+        # consumer has a supply of its own, apart from the first two's.
         # MXNet computes what gives the first operand of a sum first, and with it the running
         # statistics of a layer that is called twice.
         from_the_right = len(adding) <= _FROM_THE_RIGHT

@@ -3,11 +3,11 @@
 ReLU and max pooling by oneDNN return 0, or the largest of the other numbers, for NaN, and so hide
 an overflow of an earlier layer: in 16 bits, a value too large becomes infinite, a normalization
 makes NaN of that, and a ReLU makes 0 of the NaN. In a cast network these operators keep NaN, as
-``F.relu`` does; all other numbers have the same bits. What is compared, selected or masked
+``F.relu`` does; all other numbers have the same bits. Comparisons, selections and masks
 (``sign``, ``where``, ``argmax``) may still drop NaN, as in FP32.
 
 Within a graph, the backward pass of MXNet's PReLU writes its input's gradient over the arriving
-one and computes that of the slope from it. Here other operators compute PReLU.
+one and computes the slope's from it. Here other operators compute PReLU.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _regions(F: Any, operands: Sequence[Any], options: Mapping[str, Any]) -> Any
 
 
 def _recurrent(F: Any, operands: Sequence[Any], options: Mapping[str, Any]) -> Any:  # noqa: N803
-    """Let a sequence with a NaN (data: (time, batch, channels)) have NaN results and states."""
+    """Make the results and states of a sequence with a NaN (data: (time, batch, channels)) NaN."""
     sequences = F.max(_at(F, operands[0]), axis=(0, 2), keepdims=True)
     results = F.RNN(*operands, **options)
     if not options.get("state_outputs", False):
@@ -97,7 +97,7 @@ KEPT_NAN = frozenset(_KEEPING)
 def _substitute(
     name: str, options: Mapping[str, Any], device_type: str
 ) -> Optional[Callable[..., Any]]:
-    """Return what computes a call in an operator's place; ``None``: the operator itself."""
+    """Return a function to call in an operator's place; ``None``: the operator itself."""
     if name == "LeakyReLU" and options.get("act_type") == "prelu":
         return _prelu
     drops, composed = _KEEPING[name]
@@ -139,7 +139,7 @@ def keep_nan_in(symbol: Symbol, device_type: str = "cpu") -> Symbol:
 
 
 def _keep_nan_in(graph: Graph, device_type: str) -> bool:
-    """Let operators of a graph and of its loops' bodies keep NaN; return whether there are any."""
+    """Make operators of a graph and of its loops' bodies keep NaN; return whether there are any."""
     changed = False
     for node in graph.nodes:
         bodies = node.rest.get("subgraphs", ())

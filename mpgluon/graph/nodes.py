@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Optional
 
+from mpgluon.kernels.dtypes import name_of
+
 import mxnet as mx
-import numpy as np
 from mxnet.symbol import Symbol
 
 __all__ = [
@@ -91,7 +92,7 @@ class Node:
 
     @property
     def mxnet_operator(self) -> str:
-        """MXNet's name of what it computes, whatever the formats."""
+        """MXNet's name of the operator, whatever the formats."""
         if self.operator.startswith("_mpgluon_plain_"):
             return "amp_cast"
         return self.operator.rpartition("_")[2] if self.is_scaled else self.operator
@@ -239,8 +240,9 @@ class Graph:
             sizes = None if shapes is None else results.infer_shape(**shapes)[1]
         for node in self.nodes:
             node.outputs = []
-        for entry, dtype, shape in zip(_heads(results), inferred, sizes or [()] * len(inferred)):
-            self.nodes[entry].outputs.append(Value(_name(dtype), shape))
+        dtypes_now = ["" if dtype is None else name_of(dtype) for dtype in inferred]
+        for entry, dtype, shape in zip(_heads(results), dtypes_now, sizes or [()] * len(inferred)):
+            self.nodes[entry].outputs.append(Value(dtype, shape))
         return None not in inferred and (shapes is None or sizes is not None)
 
     def replaced(self, new: Mapping[Key, Entry]) -> Graph:
@@ -288,15 +290,6 @@ def option_value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):  # a word, such as "relu"
         return text
-
-
-def _name(dtype: Any) -> str:
-    if dtype is None:
-        return ""
-    numpy_dtype = np.dtype(dtype)
-    return (
-        numpy_dtype.names[0] if numpy_dtype.names else numpy_dtype.name
-    )  # MXNet's bfloat16 has a field's name
 
 
 def _version_number() -> int:

@@ -158,7 +158,7 @@ _RULES = {
 }
 
 PLAIN, PACKED = "plain", "packed"
-"""Layouts of 16-bit codes: that of MXNet's arrays, and channels in blocks, as oneDNN computes."""
+"""Layouts of 16-bit codes: as in MXNet's arrays, and channels in blocks, as oneDNN computes."""
 
 Operands = frozenset[Union[int, str]]
 
@@ -170,7 +170,7 @@ class Kernel(NamedTuple):
     """Its name in :func:`mpgluon.kernels.operator`."""
 
     held: Optional[str] = None
-    """The layout of the codes that it takes and returns; ``None``: that of its operands."""
+    """The layout of the codes that it takes and returns; ``None``: its operands' layout."""
 
     operands: Optional[int] = None
     """How many operands, from the first on, may be codes; ``None``: all."""
@@ -309,7 +309,7 @@ _OPERATORS = _collected()
 _IN_GRAPH = MappingProxyType({one.in_graph: one for one in _OPERATORS.values()})
 
 
-# Operators with a number (``x * 3``), and those of the NumPy interface, that follow the rule of one
+# Operators with a number (``x * 3``), and ones of the NumPy interface, that follow the rule of one
 # in ``F``. The latter share its facts too, except for native operators, which have other options.
 _AS_IN_F = """
     _plus_scalar:broadcast_add _minus_scalar:broadcast_sub _rminus_scalar:broadcast_sub
@@ -415,7 +415,7 @@ def rule_of(name: str, options: Optional[Mapping[str, Any]] = None) -> Rule:
     ----------
     name : str
         Its name in ``F``, with its namespace: ``"Convolution"``,
-        ``"contrib.SyncBatchNorm"``, ``"linalg.gemm2"``. Names in ``sparse`` are those of ``F``.
+        ``"contrib.SyncBatchNorm"``, ``"linalg.gemm2"``. Names in ``sparse`` are as in ``F``.
         Random generators (``random.…``) have no operands to follow.
     options : mapping, optional
         Its options, of which the ``pool_type`` of a pooling matters: some are sums.
@@ -445,7 +445,7 @@ def one_name(name: str) -> str:
 
 @cache
 def sends_zeros(name: str) -> bool:
-    """Whether what the operands of an operator receive for gradients are zeros.
+    """Whether the operands of an operator receive zeros for gradients.
 
     ``name`` is that in ``F`` or in a graph. True also of ``topk``, whose values have gradients.
     """
@@ -475,7 +475,7 @@ def lost_numbers(fmt: FloatFormat, name: str, options: Mapping[Any, Any]) -> lis
     Parameters
     ----------
     fmt : FloatFormat
-        That of the operands that are arrays.
+        The format of the operands that are arrays.
     name : str
         The operator's name in ``F`` or in a graph.
     options : mapping

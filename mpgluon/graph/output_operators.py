@@ -1,8 +1,8 @@
 """Operators that are output and loss in one: they ignore the gradient that they receive.
 
-A factor S on the loss does not reach their gradients, so a step would divide by S what was never
-multiplied. They are searched for in the recorded graph of a loss. Where an operator has a
-``grad_scale``, that of the recorded node is multiplied by S before the backward pass reads it; the
+A factor S on the loss does not reach their gradients, so a step would divide them by S without a
+multiplication. They are searched for in the recorded graph of a loss. Where an operator has a
+``grad_scale``, the recorded node's is multiplied by S before the backward pass reads it; the
 operator then makes S times its gradient, bit for bit. The others, and those inside a hybridized
 block, whose gradient was compiled before, are refused.
 """
@@ -58,7 +58,7 @@ class GraphsSeen:
         return True
 
     def remember(self, graph: Symbol) -> None:
-        """Note that a graph is harmless."""
+        """Record that a graph is harmless."""
         key = _key(graph)
         if key is not None:
             self._harmless[key] = 0
@@ -78,12 +78,12 @@ def _internals(graph: Symbol) -> Optional[Symbol]:
 
 
 def mark_factor(variable: NDArray) -> None:
-    """Let recorded graphs show that a variable of autograd is a factor S of a loss."""
+    """Mark a variable of autograd, in recorded graphs, as a factor S of a loss."""
     autograd.get_symbol(variable)._set_attr(**{_FACTOR: "True"})
 
 
 def prepare_graph(losses: Sequence[NDArray], scale: float, seen: GraphsSeen) -> None:
-    """Let operators with a gradient of their own make S times that, or refuse.
+    """Make operators with a gradient of their own return S times this gradient, or refuse.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import cache, wraps
 from importlib import import_module
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
 from mpgluon.formats.scaling import SHARED_BY, ScaledOperands
@@ -173,7 +173,7 @@ def operator(name: str, fmt: FloatFormat) -> str:
         If FP32 cannot hold the format.
     """
     suffix = _suffix(fmt)
-    _register(suffix, _numbers(fmt))
+    _register("format", suffix, _numbers(fmt))
     return f"_mpgluon_{name}{suffix}"
 
 
@@ -197,7 +197,7 @@ def take_flags(slots: Sequence[int], device_id: int) -> list[list[tuple[int, int
 
 
 def count_underflow(slot: int, counts: bool) -> None:
-    """Let a layer count its results that become zero, or not."""
+    """Switch a layer's count of results that become zero on or off."""
     loaded_library().mpgluon_count_lost(slot, int(counts))
 
 
@@ -223,12 +223,12 @@ def scaled_operator(
     number = -1 if history is None else history
     suffix = "".join(map(_suffix, formats)) + f"_{scaling.shared_by}" + f"_{number}" * (number >= 0)
     sharing = list(SHARED_BY).index(scaling.shared_by)
-    _register_scaled(suffix, sharing, number, *map(_numbers, formats))
+    _register("scaled", suffix, *map(_numbers, formats), sharing, number)
     return f"_mpgluon_scaled{suffix}_{name}"
 
 
 def _suffix(fmt: FloatFormat) -> str:
-    """Return what tells a format's operators from those of others."""
+    """Return the part of the names of a format's operators that no other format has."""
     if not fmt.fits_float32:
         raise ValueError(
             f"operators compute in FP32, which cannot hold every {fmt} number; use a format with "
@@ -240,21 +240,21 @@ def _suffix(fmt: FloatFormat) -> str:
 
 
 def _numbers(fmt: FloatFormat) -> tuple[float, ...]:
-    """Return what the native library knows of a format, as format.h takes it."""
+    """Return a format's numbers for the native library, as format.h takes them."""
     return fmt.significand_bits, fmt.min_exponent, fmt.max, fmt.overflow
 
 
 @_once
-def _register(suffix: str, numbers: tuple[float, ...]) -> None:
+def _register(kind: str, *arguments: Union[str, int, tuple[float, ...]]) -> None:
+    """Let the library register operators of a kind; tuples are the numbers of formats."""
     mx.nd.waitall()  # MXNet's tables of operators grow, and operators that run read them
-    loaded_library().mpgluon_register_format(suffix.encode(), (ctypes.c_float * 4)(*numbers))
+    getattr(loaded_library(), f"mpgluon_register_{kind}")(*map(_as_c, arguments))
 
 
-@_once
-def _register_scaled(suffix: str, sharing: int, history: int, *formats: tuple[float, ...]) -> None:
-    mx.nd.waitall()
-    numbers = [(ctypes.c_float * 4)(*one) for one in formats]
-    loaded_library().mpgluon_register_scaled(suffix.encode(), *numbers, sharing, history)
+def _as_c(argument: Union[str, int, tuple[float, ...]]) -> Any:
+    if isinstance(argument, tuple):
+        return (ctypes.c_float * 4)(*argument)
+    return argument.encode() if isinstance(argument, str) else argument
 
 
 @cache
@@ -272,11 +272,5 @@ def accumulating_operator(name: str, fmt: FloatFormat, accumulation: str) -> str
         A name in :data:`mpgluon.formats.tensor_core.ACCUMULATIONS`.
     """
     numbers = (fmt.significand_bits, fmt.exponent_bits, *ACCUMULATIONS[accumulation])
-    _register_accumulation(_numbers(fmt), *numbers)
+    _register("accumulation", _numbers(fmt), *numbers)
     return "_".join(map(str, ("_mpgluon", name, *numbers)))
-
-
-@_once
-def _register_accumulation(fmt: tuple[float, ...], *numbers: int) -> None:
-    mx.nd.waitall()
-    loaded_library().mpgluon_register_accumulation((ctypes.c_float * 4)(*fmt), *numbers)

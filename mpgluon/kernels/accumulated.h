@@ -19,34 +19,10 @@ namespace accumulated {
 using tensor_core::Accumulation;
 using tensor_core::Matrix;
 using tensor_core::multiply;
-using Sizes = std::array<int64_t, 3>;  // of the dimensions of an image, 1 where it has fewer
 using Places = std::vector<int64_t>;
 
 enum { kData, kWeight, kBias };                     // operands, and the results of backward
 enum { kOutGrad, kBackwardData, kBackwardWeight };  // operands of backward
-
-// ---- Options.
-
-inline bool flag(const NodeAttrs& attrs, const char* name) {
-  const std::string text = option(attrs, name);
-  return text == "True" || text == "true" || text == "1";
-}
-
-// Return the numbers of an option such as "(2, 2)", for the last dimensions of an image.
-inline Sizes sizes_of(const NodeAttrs& attrs, const char* name, int dimensions, int64_t otherwise) {
-  Sizes made;
-  made.fill(otherwise);
-  const std::string text = option(attrs, name);
-  int next = 3 - dimensions;
-  for (size_t i = 0; i < text.size() && next < 3; ++i) {
-    if (text[i] < '0' || text[i] > '9') continue;
-    made[next] = 0;
-    for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i)
-      made[next] = made[next] * 10 + (text[i] - '0');
-    ++next;
-  }
-  return made;
-}
 
 // ---- Indices.
 
@@ -324,7 +300,7 @@ void fully_connected_backward(const Accumulation& how, const NodeAttrs&, const A
 // The operands of dot or batch_dot as matrices; the terms of the result are along their inner sides.
 struct Operands {
   Operands(const NodeAttrs& attrs, const NDArray& a, const NDArray& b, int batch_dimensions)
-      : left_transposed(flag(attrs, "transpose_a")), right_transposed(flag(attrs, "transpose_b")) {
+      : left_transposed(flag_option(attrs, "transpose_a", false)), right_transposed(flag_option(attrs, "transpose_b", false)) {
     const mxnet::TShape &x = a.shape(), &y = b.shape();
     for (int i = 0; i < batch_dimensions; ++i) batch *= x[i];
     terms = left_transposed ? x[batch_dimensions] : x[x.ndim() - 1];

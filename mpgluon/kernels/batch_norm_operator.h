@@ -27,6 +27,9 @@ struct Settings {
     fix_gamma = numbers[2] != 0;
     use_global_stats = numbers[3] != 0;
   }
+
+  Settings(double eps, float momentum, bool fix_gamma, bool use_global_stats)
+      : eps(eps), momentum(momentum), fix_gamma(fix_gamma), use_global_stats(use_global_stats) {}
 };
 
 float inverse_deviation(float variance, double eps) {

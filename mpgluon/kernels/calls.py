@@ -25,13 +25,15 @@ __all__ = [
     "operands_and_options",
 ]
 
+_signature = cache(inspect.signature)
+
 
 @cache
 def function(name: str, *, of_symbols: bool, in_numpy: bool = False) -> Callable[..., Any]:
     """Return a function of arrays, or of symbols, for one of the operators, as ``mx.nd`` has.
 
-    With ``in_numpy``, it takes and returns those of MXNet's NumPy interface. Either is possible for
-    every operator.
+    With ``in_numpy``, it takes and returns arrays or symbols of MXNet's NumPy interface. Either is
+    possible for every operator.
     """
     make = _make_symbol_function if of_symbols else _make_ndarray_function
     # MXNet tells the interfaces apart by the prefix.
@@ -76,7 +78,7 @@ def invoke(
 def invoke_as(
     name: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> mx.nd.NDArray:
-    """Call one of the operators on what one of MXNet's functions was to be called with.
+    """Call one of the operators with the arguments for one of MXNet's functions.
 
     Parameters
     ----------
@@ -114,11 +116,6 @@ def operands_and_options(
         if not isinstance(value, (mx.nd.NDArray, type(None), type(_Null))) and key != "name"
     }
     return operands, options
-
-
-@cache
-def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    return inspect.signature(function)
 
 
 @cache

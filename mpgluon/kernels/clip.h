@@ -87,29 +87,38 @@ void clip(const Format& format, const OfBounds& bounds, const Arrays& in, const 
   });
 }
 
-// ---- Of bfloat16 arrays in any layout.
+// ---- Of FP32 and bfloat16 arrays in any layout; MXNet's own is for plain ones, an element at a time.
 
-inline void of_bfloat16(const NodeAttrs& attrs, const OpContext&, const Arrays& in,
-                        const Requests& req, const Arrays& out) {
-  const Bounds<Grid> bounds(bfloat16_grid(), attrs);
+inline void of_arrays(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                      const Arrays& in, const Requests& req, const Arrays& out) {
+  if (!keep_nan::is_of_onednn(in[0])) return call(op, attrs, ctx, in, req, out);
   if (req[0] == mxnet::kNullOp) return;
-  keep_nan::map<uint16_t>(req[0], out[0], [=](uint16_t x) { return bounds.clip(x); }, in[0]);
+  if (in[0].dtype() == mshadow::kBfloat16) {
+    const Bounds<Grid> bounds(bfloat16_grid(), attrs);
+    return keep_nan::map<uint16_t>(req[0], out[0], [=](uint16_t x) { return bounds.clip(x); }, in[0]);
+  }
+  const float least = number_option(attrs, "a_min"), most = number_option(attrs, "a_max");
+  keep_nan::map<float>(
+      req[0], out[0], [=](float x) { return x > most ? most : x < least ? least : x; }, in[0]);
 }
 
-inline void of_bfloat16_backward(const NodeAttrs& attrs, const OpContext&, const Arrays& in,
-                                 const Requests& req, const Arrays& out) {
-  const Bounds<Grid> bounds(bfloat16_grid(), attrs);
+inline void of_arrays_backward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                               const Arrays& in, const Requests& req, const Arrays& out) {
+  if (!keep_nan::is_of_onednn(in[0])) return call(op, attrs, ctx, in, req, out);
   if (req[0] == mxnet::kNullOp) return;
-  keep_nan::map<uint16_t>(
-      req[0], out[0], [=](uint16_t dy, uint16_t x) { return bounds.gradient(dy, x); }, in[0], in[1]);
+  if (in[0].dtype() == mshadow::kBfloat16) {
+    const Bounds<Grid> bounds(bfloat16_grid(), attrs);
+    return keep_nan::map<uint16_t>(
+        req[0], out[0], [=](uint16_t dy, uint16_t x) { return bounds.gradient(dy, x); }, in[0], in[1]);
+  }
+  const float least = number_option(attrs, "a_min"), most = number_option(attrs, "a_max");
+  keep_nan::map<float>(
+      req[0], out[0],
+      [=](float dy, float x) { return x > most || x < least ? 0.0f : dy; }, in[0], in[1]);
 }
 
 inline void register_clip() {
-  const nnvm::Op *forward = nnvm::Op::Get("clip"), *backward = nnvm::Op::Get("_backward_clip");
-  Operator back = in_place_of(backward, "_mpgluon_clip_bfloat16_backward", of_bfloat16_backward);
-  Operator made = in_place_of(forward, "_mpgluon_clip_bfloat16", of_bfloat16);
-  made.set<nnvm::FGradient>("FGradient", gradient_by(forward, &back.op()));
-  for (Operator* one : {&back, &made}) one->set<bool>("TIsMKLDNN", true);
+  in_places_of("clip", "_mpgluon_any_layout_", of_arrays, of_arrays_backward);
 }
 
 }  // namespace clipping

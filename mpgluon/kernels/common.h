@@ -148,6 +148,20 @@ inline Operator in_place_of(const nnvm::Op* op, const std::string& name,
   return made;
 }
 
+// Register operators for arrays in any layout in the places of one of MXNet's and of its gradient. They are
+// called as forward(op, ...) and backward(op, ...), with MXNet's.
+template <class Forward, class Backward>
+void in_places_of(const std::string& name, const std::string& prefix, const Forward& forward,
+                  const Backward& backward) {
+  const nnvm::Op *op = nnvm::Op::Get(name), *back = nnvm::Op::Get("_backward_" + name);
+  Operator made_back = in_place_of(back, prefix + "backward_" + name,
+                                   [=](const auto&... all) { backward(back, all...); });
+  Operator made =
+      in_place_of(op, prefix + name, [=](const auto&... all) { forward(op, all...); });
+  made.set<nnvm::FGradient>("FGradient", gradient_by(op, &made_back.op()));
+  for (Operator* one : {&made_back, &made}) one->set<bool>("TIsMKLDNN", true);
+}
+
 }  // namespace mpgluon
 
 #endif  // MPGLUON_COMMON_H_

@@ -128,7 +128,7 @@ def ingredients(level: Optional[str]) -> list[object]:
 
 
 def run(command: list[str]) -> str:
-    """Run a command that compiles or checks a library; return what it wrote to stderr.
+    """Run a command that compiles or checks a library; return its output on stderr.
 
     Raises
     ------

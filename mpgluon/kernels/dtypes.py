@@ -28,6 +28,7 @@ __all__ = [
     "convert_into",
     "dtype_name",
     "is_array",
+    "name_of",
     "number_of_cast",
     "round_array",
     "round_stochastically",
@@ -61,11 +62,12 @@ def dtype_name(array: Array) -> Optional[str]:
     """Return ``"float16"``, ``"int32"`` and so on, or ``None`` for a symbol that does not say."""
     if isinstance(array, Symbol):
         return getattr(array, "dtype_of_values", None)
-    return _name(array.dtype)
+    return name_of(array.dtype)
 
 
 @cache  # NumPy takes microseconds for a name, and a step asks for hundreds
-def _name(dtype: npt.DTypeLike) -> str:
+def name_of(dtype: npt.DTypeLike) -> str:
+    """Return the name of a dtype; MXNet's bfloat16 has it as that of a field."""
     numpy_dtype = np.dtype(dtype)
     return numpy_dtype.names[0] if numpy_dtype.names else numpy_dtype.name
 
@@ -74,7 +76,7 @@ def cast(array: Array, dtype: str) -> Array:
     """Round or widen between float32, float16 and bfloat16; return other dtypes as they are.
 
     Rounds to nearest even and overflows to infinity; widening is exact. Subnormals are kept,
-    those of bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions
+    in bfloat16 only where oneDNN keeps them; on processors without bfloat16 instructions
     oneDNN also drops the sign of a zero. On the CPU this is several times faster than ``Cast``.
     Gradients are cast back. Does not wait.
 

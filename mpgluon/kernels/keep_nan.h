@@ -14,7 +14,10 @@ namespace keep_nan {
 inline float relu_of(float x) { return x <= 0 ? 0 : x; }
 
 // Return the gradient of a number from that of its ReLU, which oneDNN multiplies by 1 or 0.
-inline float gradient_of(float dy, float y) { return dy * (y == 0 ? 0 : flags::is_nan(y) ? y : 1); }
+inline float gradient_of(float dy, float y) {
+  const float passes = static_cast<float>(y != 0);  // a comparison, and no branch
+  return dy * (flags::is_nan(y) ? y : passes);
+}
 
 inline uint16_t choose_code(bool first, uint16_t one, uint16_t other) {
   const uint16_t mask = -static_cast<uint16_t>(first);
@@ -175,20 +178,12 @@ inline void pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext&
 }
 
 inline void register_keep_nan() {
-  const nnvm::Op *activation = nnvm::Op::Get("Activation"), *pool = nnvm::Op::Get("Pooling"),
-                 *backward = nnvm::Op::Get("_backward_Activation");
-  Operator back =
-      in_place_of(backward, "_mpgluon_keep_nan_backward_Activation",
-                  [backward](const auto&... all) { relu_backward(backward, all...); });
-  Operator forward =
-      in_place_of(activation, "_mpgluon_keep_nan_Activation",
-                  [activation](const auto&... all) { relu(activation, all...); });
-  forward.set<nnvm::FGradient>("FGradient", gradient_by(activation, &back.op()));
-  Operator pooled =
-      in_place_of(pool, "_mpgluon_keep_nan_Pooling",
-                  [pool](const auto&... all) { pooling(pool, all...); });
+  in_places_of("Activation", "_mpgluon_keep_nan_", relu, relu_backward);
+  const nnvm::Op* pool = nnvm::Op::Get("Pooling");
+  Operator pooled = in_place_of(pool, "_mpgluon_keep_nan_Pooling",
+                                [pool](const auto&... all) { pooling(pool, all...); });
   pooled.inherit<nnvm::FGradient>("FGradient", pool);
-  for (Operator* made : {&back, &forward, &pooled}) made->set<bool>("TIsMKLDNN", true);
+  pooled.set<bool>("TIsMKLDNN", true);
 }
 
 }  // namespace keep_nan

@@ -9,8 +9,11 @@
 #include "clip.h"
 #include "codes.h"
 #include "common.h"
+#include "grouped.h"
 #include "modes.h"
 #include "packing.h"
+#include "pad.h"
+#include "plain_batch_norm.h"
 #include "products.h"
 #include "scaled_products.h"
 #include "statistics.h"
@@ -205,6 +208,9 @@ void register_common() {
   casts("_in_blocks", bfloat16::cast<true>);
   keep_nan::register_keep_nan();
   clipping::register_clip();
+  padding::register_pad();
+  grouped::register_grouped();
+  batch_normalization::register_plain_batch_norm();
   statistics::register_statistics();
   sums::register_sums();
   updates::register_updates();

@@ -1,7 +1,7 @@
 """Instruction sets of this machine's processor, as the system reports them, not by its name.
 
-The levels are those of the x86-64 psABI, which GCC and clang take after ``-march=``. A processor
-of a level runs what was compiled for every lower one.
+The levels are from the x86-64 psABI, and GCC and clang take them after ``-march=``. A processor
+of a level runs libraries compiled for every lower one.
 """
 
 from __future__ import annotations

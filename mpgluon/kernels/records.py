@@ -1,4 +1,4 @@
-"""Records of what was tried on this machine: texts by name, in the user's cache folder."""
+"""Records of trials on this machine: texts by name, in the user's cache folder."""
 
 from __future__ import annotations
 

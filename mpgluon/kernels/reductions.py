@@ -191,8 +191,8 @@ def global_norm(arrays: Sequence[NDArray]) -> float:
         # Below the lower limit, squares that float32 flushes to zero could matter.
         if 2.0**-70 < total < np.inf:
             return math.sqrt(total)
-        sizes = [_largest(array) for array in map(_stored, arrays) if array.size]
-        largest = max(sizes, default=0.0)
+        filled = [_values(array) for array in arrays if _stored(array).size]
+        largest = max((float(mx.nd.max(mx.nd.abs(one)).asscalar()) for one in filled), default=0.0)
         if largest == 0 or not math.isfinite(largest):
             return math.nan if math.isnan(total) else largest
         scaled = [_values(array) / largest for array in arrays]
@@ -201,8 +201,3 @@ def global_norm(arrays: Sequence[NDArray]) -> float:
 
 def _total(sums: NDArray) -> float:
     return math.fsum(sums.asnumpy())
-
-
-def _largest(array: NDArray) -> float:
-    """Return the largest magnitude in an array."""
-    return float(mx.nd.max(mx.nd.abs(_values(array))).asscalar())

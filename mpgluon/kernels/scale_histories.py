@@ -51,7 +51,7 @@ class ScaleHistory:
         weakref.finalize(self, unused.append, self.number)
 
     def values(self, device_id: int) -> npt.NDArray[np.float32]:
-        """Return the values of a device; those of a step without a backward pass are not in it."""
+        """Return the values of a device; a step without a backward pass has none."""
         values = np.empty(self.shape, np.float32)
         mx.nd.waitall()
         kernels.loaded_library().mpgluon_read_history(
@@ -60,7 +60,7 @@ class ScaleHistory:
         return values
 
     def set_values(self, device_id: int, values: npt.NDArray[np.float32]) -> None:
-        """Set what :meth:`values` returns, and discard the values of a step in progress."""
+        """Set the values of a device, and discard the values of a step in progress."""
         content = np.array(values, np.float32, order="C").reshape(self.shape)
         mx.nd.waitall()
         address = ctypes.c_void_p(content.ctypes.data)
@@ -89,7 +89,7 @@ class ScaleHistories(list[ScaleHistory]):
         return histories
 
     def in_turn(self) -> Iterator[int]:
-        """Yield their numbers without end, and make what is missing."""
+        """Yield their numbers without end, and make missing histories."""
         for product in count():
             if product == len(self):
                 self.append(ScaleHistory(self.steps))

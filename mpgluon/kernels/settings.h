@@ -48,10 +48,45 @@ inline std::string option(const nnvm::NodeAttrs& attrs, const char* name) {
   return "";
 }
 
+inline locale_t locale_of_options() {
+  static const locale_t c = newlocale(LC_ALL_MASK, "C", nullptr);
+  return c;
+}
+
 // Return an option of a node as a number; 0 if it has none.
 inline float number_option(const nnvm::NodeAttrs& attrs, const char* name) {
-  static const locale_t c = newlocale(LC_ALL_MASK, "C", nullptr);
-  return strtof_l(option(attrs, name).c_str(), nullptr, c);
+  return strtof_l(option(attrs, name).c_str(), nullptr, locale_of_options());
+}
+
+// The same as a double.
+inline double double_option(const nnvm::NodeAttrs& attrs, const char* name, double otherwise) {
+  const std::string text = option(attrs, name);
+  return text.empty() ? otherwise : strtod_l(text.c_str(), nullptr, locale_of_options());
+}
+
+// Return an option of a node that is true or false.
+inline bool flag_option(const nnvm::NodeAttrs& attrs, const char* name, bool otherwise) {
+  const std::string text = option(attrs, name);
+  return text.empty() ? otherwise : text == "True" || text == "true" || text == "1";
+}
+
+using Sizes = std::array<int64_t, 3>;  // of the dimensions of an image, 1 where it has fewer
+
+// Return the numbers of an option such as "(2, 2)", for the last dimensions of an image.
+inline Sizes sizes_of(const nnvm::NodeAttrs& attrs, const char* name, int dimensions,
+                      int64_t otherwise) {
+  Sizes made;
+  made.fill(otherwise);
+  const std::string text = option(attrs, name);
+  int next = 3 - dimensions;
+  for (size_t i = 0; i < text.size() && next < 3; ++i) {
+    if (text[i] < '0' || text[i] > '9') continue;
+    made[next] = 0;
+    for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i)
+      made[next] = made[next] * 10 + (text[i] - '0');
+    ++next;
+  }
+  return made;
 }
 
 }  // namespace mpgluon

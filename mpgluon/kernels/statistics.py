@@ -121,7 +121,7 @@ def probed(array: mx.nd.NDArray, probe: mx.nd.NDArray) -> mx.nd.NDArray:
 
 
 def statistics_in_numpy(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Return what the native operator writes, with the same bits but for the sum of squares."""
+    """Return the native operator's results, with the same bits but for the sum of squares."""
     flat = np.ascontiguousarray(values, dtype=np.float32).ravel()
     finite = np.isfinite(flat)
     numbers = np.zeros(LENGTH)

@@ -1,4 +1,4 @@
-"""Plots of what a training records."""
+"""Plots of the records of a training."""
 
 import mpgluon_tools.plots as _home
 from mpgluon_tools.plots import *  # noqa: F403

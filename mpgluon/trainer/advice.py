@@ -39,7 +39,7 @@ _LOSS_NOT_SCALED = (
 
 
 def _scale_too_large(skips: int, scale: float) -> str:
-    """Say that the smallest loss scale is too large for some steps, though not for all."""
+    """Return the warning that the smallest loss scale is too large for some steps, not for all."""
     return (
         f"{skips} steps were skipped at a loss scale of {scale:g}, which can shrink no further: "
         "their batches train nothing. A loss that is a sum, over pixels, boxes or tokens, needs a "
@@ -49,7 +49,7 @@ def _scale_too_large(skips: int, scale: float) -> str:
 
 
 def _collapse_of_the_scale(skips: int, scale: float, parameters: Sequence[gluon.Parameter]) -> str:
-    """Say that nothing is being trained any more, and why, as far as that can be known."""
+    """Return the message that nothing is being trained any more, and why, if that can be known."""
     return (
         f"{skips} steps in a row had gradients that are not finite although the loss scale, "
         f"{scale:g}, can shrink no further: nothing is being trained. "
@@ -113,7 +113,7 @@ class _BadArray(NamedTuple):
 
 
 def _explain_bad_gradients(parameters: Sequence[gluon.Parameter]) -> str:
-    """Say which gradient is not finite first, and why, as far as that can be known."""
+    """Return which gradient is not finite first, and why, as far as that can be known."""
     ordered = sorted(parameters, key=_place_in_forward_order)
     trained = [parameter for parameter in ordered if parameter.grad_req != "null"]
     gradient = _first_bad_array(trained, gluon.Parameter.list_grad)

@@ -79,7 +79,7 @@ def unscaled_gradients(state: TrainerState) -> dict[str, NDArray]:
     """Return FP32 copies of the gradients in true units, by the names of the parameters."""
     gluon_trainer.begin(state.trainer)
     parameters = gluon_trainer.trained(gluon_trainer.parameters_of(state.trainer))
-    # Without a new one they are those of the latest step.
+    # Without a new one they are the latest step's.
     stepped = not state.gradients.fresh(parameters)
     divisor = state.latest.divisor if stepped else state.gradients.now.divisor
     are_sums = state.gradients.now.reduced or not gluon_trainer.reduces_gradients(state.trainer)

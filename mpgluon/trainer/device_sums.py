@@ -18,7 +18,7 @@ __all__ = ["reduce_in_fp32"]
 
 
 def reduce_in_fp32(trainer: gluon.Trainer, reduce: Callable[[], None]) -> None:
-    """Call what sums a Trainer's gradients; sums of FP16 gradients are in FP32, rounded once.
+    """Sum a Trainer's gradients by ``reduce``; FP16 gradients in FP32, rounded once.
 
     A kvstore for several processes, NCCL's, and one that compresses gradients sum as they do.
     """

@@ -2,7 +2,7 @@
 
 A backward pass sets the flag ``_fresh_grad`` of each weight whose gradient it writes, and a step
 clears it. A loss also writes the gradients of other Trainers whose networks it passes through, as a
-generator's loss those of the discriminator. From a loss nothing leads to these Trainers, and they
+generator's loss does the discriminator's. From a loss nothing leads to these Trainers, and they
 may have nothing in common, so all Trainers of the process are in one weak set here, which keeps
 none of them in memory. A Trainer belongs to the thread that used it last, and trainings in several
 threads do not see each other.
@@ -101,7 +101,7 @@ class GradientFlags:
             return [one for one in cls._all if one._thread == get_ident()]
 
     def use(self) -> None:
-        """Note that this thread uses the Trainer; undo what a watch of another thread has noted."""
+        """Record that this thread uses the Trainer; undo the watch of another thread."""
         with _threads_change:
             if self._thread != get_ident():
                 self._thread = get_ident()
@@ -153,7 +153,7 @@ class GradientFlags:
             self.suspected.update(suspected)
 
     def discard_others(self) -> None:
-        """Note that all gradients belong to this Trainer's own losses from now on."""
+        """Record that all gradients belong to this Trainer's own losses from now on."""
         self.foreign, self.suspected = {}, {}
 
     def refuse_gradients_of_others(self, *, suspicious: bool) -> None:

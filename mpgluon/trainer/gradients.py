@@ -30,7 +30,7 @@ __all__ = ["NOTHING", "Clip", "GradientState", "Gradients"]
 
 @dataclass(frozen=True)
 class Clip:
-    """What ``clip_global_norm`` found, for the step that follows."""
+    """The result of ``clip_global_norm``, for the step that follows."""
 
     norm: float  # in true units, before clipping
     coefficient: float
@@ -152,7 +152,7 @@ class _GradientSums:
     def set_aside(self) -> None:
         """Empty the gradients, before a backward pass. Does not wait.
 
-        An element that was written since the latest sum, a zero too, replaces that of the sum.
+        An element that was written since the latest sum, a zero too, replaces the sum's.
         """
         sums = {}
         with autograd.pause():
@@ -214,7 +214,7 @@ class Gradients:
 
     @property
     def written(self) -> Weights:
-        """The weights whose gradient is that of this Trainer's scaled losses."""
+        """The weights whose gradient is from this Trainer's scaled losses."""
         foreign = self.flags.foreign
         return without(self.now.written, foreign) if foreign else self.now.written
 
@@ -231,7 +231,7 @@ class Gradients:
         ]
 
     def complete(self) -> None:
-        """Let gradients that accumulate be their sums, also inside the block of a scaled loss."""
+        """Replace accumulating gradients by their sums, also inside the block of a scaled loss."""
         with self._lock:
             self._sums.add()
 
@@ -245,7 +245,7 @@ class Gradients:
         return self.flags.fresh_weights()
 
     def refuse_unscaled(self, next_scale: float) -> None:
-        """Raise TrainerStateError if a step would divide what was not multiplied by S.
+        """Raise TrainerStateError if a step would divide unscaled gradients by S.
 
         Parameters
         ----------
@@ -287,12 +287,12 @@ class Gradients:
             )
 
     def remember_backward(self) -> None:
-        """Note whether scaled losses have gone backward, before their tokens are used again."""
+        """Record whether scaled losses have gone backward, before their tokens are used again."""
         with self._lock:
             self.change(went_backward=self.now.exist)
 
     def begin_loss(self, scale: float, tokens: Weights, first: Callable[[], None]) -> None:
-        """Note that the gradients to come are S times too large; :meth:`refuse_loss` comes first.
+        """Record that the next gradients are S times too large; :meth:`refuse_loss` comes first.
 
         Gradients that cannot be added to are discarded: Gluon treats them as used ones. ``first``
         is called if this is the first loss of a step.
@@ -313,7 +313,7 @@ class Gradients:
             )
 
     def end_loss(self, all_ran: bool, *, broken: bool) -> None:
-        """Note which gradients a scaled loss has written, at the end of its block."""
+        """Record which gradients a scaled loss has written, at the end of its block."""
         with self._lock:
             self.flags.open_blocks -= 1
             if not self.flags.open_blocks:
@@ -386,7 +386,7 @@ class Gradients:
         update: Callable[[bool], None],
         ignore_stale_grad: bool = False,
     ) -> None:
-        """Update weights; Gluon refuses those of idle devices unless it shall ignore them."""
+        """Update weights; Gluon refuses weights of idle devices unless it shall ignore them."""
         if not ignore_stale_grad:
             self.change(idle={})
         update(ignore_stale_grad)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpgluon.cast.network_cast import call_with_new_trainers
 from mpgluon.errors import TrainerStateError
 from mpgluon.trainer.gradient_flags import GradientFlags
 from mpgluon.trainer.judgement import look
@@ -15,7 +14,7 @@ from mpgluon.updates.weight_findings import check_weights
 
 from mxnet import gluon
 
-__all__ = ["ChecksWeights", "MasterKeeper"]
+__all__ = ["ChecksWeights", "MasterKeeper", "keep_masters_of"]
 
 
 class ChecksWeights:
@@ -76,13 +75,10 @@ class MasterKeeper(ChecksWeights):
         return False
 
 
-def _keep_masters_of(trainer: gluon.Trainer) -> None:
+def keep_masters_of(trainer: gluon.Trainer) -> None:
     """Give a Trainer of a cast network its keeper of masters, unless it has a loss scale."""
     state = gluon_trainer.loss_scaler_of(trainer)
     if state is None:
         gluon_trainer.set_loss_scaler(trainer, MasterKeeper(trainer))
     elif isinstance(state, ChecksWeights):
         state.is_checked = False
-
-
-call_with_new_trainers(_keep_masters_of)

@@ -59,7 +59,7 @@ _requested: Optional[RequestedCast] = None
 
 
 def request_cast(request: RequestedCast) -> None:
-    """Let :func:`cast_networks_of` make a cast for each Trainer from now on."""
+    """Make :func:`cast_networks_of` cast for each Trainer from now on."""
     global _requested
     _requested = request
 
@@ -97,7 +97,7 @@ def cast_networks_of(trainer: gluon.Trainer) -> None:
 
 
 def _can_be_called(block: gluon.Block) -> bool:
-    """Whether the class of a block defines what a call computes."""
+    """Whether the class of a block defines ``forward`` or ``hybrid_forward``."""
     kind = type(block)
     if kind.forward is gluon.HybridBlock.forward:
         return kind.hybrid_forward is not gluon.HybridBlock.hybrid_forward

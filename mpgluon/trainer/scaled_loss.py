@@ -28,7 +28,7 @@ class _Block(NamedTuple):
     arrays: list[NDArray]  # the losses, and S times them
 
 
-_here = threading.local()  # its ``blocks``: those of this thread, the outermost first
+_here = threading.local()  # its ``blocks`` are this thread's, the outermost first
 
 
 class ScaledLoss(AbstractContextManager[Any]):
@@ -132,7 +132,7 @@ def _nan_of(
 
 
 def _step_together(states: tuple[TrainerState, ...]) -> None:
-    """Let Trainers of one loss, and those of earlier losses with them, step as one."""
+    """Join Trainers of one loss, and Trainers that share earlier losses with them, in one step."""
     groups = [state.gradients.now.together for state in states]
     before = {id(group) for group in groups if group}
     together = tuple(dict.fromkeys([*(one for group in groups for one in group), *states]))

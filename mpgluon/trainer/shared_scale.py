@@ -26,20 +26,20 @@ class _Round:
 
 
 def join(loss_scale: LossScale, member: Any) -> None:
-    """Note that a Trainer's state uses a loss scale."""
+    """Record that a Trainer's state uses a loss scale."""
     if not hasattr(loss_scale, "sharing"):
         loss_scale.sharing = _Round()
     loss_scale.sharing.members.add(member)
 
 
 def leave(loss_scale: LossScale, member: Any) -> None:
-    """Note that it uses another one from now on."""
+    """Record that a Trainer's state no longer uses a loss scale."""
     loss_scale.sharing.members.discard(member)
     loss_scale.sharing.stepped.discard(member)
 
 
 def report(loss_scale: LossScale, members: Sequence[Any], *, finite: bool) -> None:
-    """Note the result of a step of some members, and advance if the round is over."""
+    """Record the result of a step of some members, and advance if the round is over."""
     this = loss_scale.sharing
     if any(member in this.stepped for member in members):
         _advance(loss_scale)

@@ -131,7 +131,7 @@ class TrainerState(ChecksWeights):
         return self._number.at(self.counts())
 
     def end_step(self) -> None:
-        """Note that a step has ended, good or skipped."""
+        """Record that a step has ended, good or skipped."""
         self._number.end_step(self.counts())
 
     def share(self, loss_scale: LossScale) -> None:
@@ -142,7 +142,7 @@ class TrainerState(ChecksWeights):
             shared_scale.join(loss_scale, self)
 
     def begin_loss(self, scale: float, tokens: Weights) -> None:
-        """Note that a loss times ``scale`` is about to go backward."""
+        """Record that a loss times ``scale`` is about to go backward."""
         keep = self.statistics.keep if self.loss_scale.skips_overflow else lambda: None
         self.gradients.begin_loss(scale, tokens, first=keep)
 
@@ -165,7 +165,7 @@ class TrainerState(ChecksWeights):
         Raises
         ------
         TrainerStateError
-            If MXNet is recording, or gradients are not those of a loss that was scaled for it.
+            If MXNet is recording, or gradients are not from a loss that was scaled for it.
         PrecisionError
             If the network was cast since ``init_trainer``, and the optimizer cannot update it.
         """
@@ -202,7 +202,7 @@ class TrainerState(ChecksWeights):
         Raises
         ------
         TrainerStateError
-            If it would divide gradients by what their loss was not multiplied by, or by too much.
+            If it would divide gradients by another factor than their loss scale and batch size.
         """
         now, rescale = self.gradients.now, gluon_trainer.optimizer_of(self.trainer).rescale_grad
         now.refuse_another_factor(rescale)
@@ -217,7 +217,7 @@ class TrainerState(ChecksWeights):
     def _settle(
         self, trained: Sequence[gluon.Parameter], factors: Factors, outcome: Look, *, good: bool
     ) -> None:
-        """Do what follows from a verdict: to masters, loss scale and optimizer, or to a skip."""
+        """Apply a verdict to masters, loss scale and optimizer, or skip the step."""
         now, could_shrink = self.gradients.now, self.loss_scale.can_shrink
         flags_up({**self.gradients.written, **now.idle})
         for one in outcome.stale_masters:

@@ -35,6 +35,6 @@ class StepNumber:
         return self._number
 
     def end_step(self, counts: Counts) -> None:
-        """Note that a step has ended, which counts are as these since."""
+        """Record that a step has ended, and the counts after it."""
         self._number += 1
         self.at(counts)

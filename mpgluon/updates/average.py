@@ -67,8 +67,8 @@ class WeightAverage:
 
     Notes
     -----
-    The running statistics of BatchNorm are averaged like weights, over devices too: those of the
-    network belong to its latest weights. timm and Lightning do so; Keras and, by default,
+    The running statistics of BatchNorm are averaged like weights, over devices too: the network's
+    own belong to its latest weights. timm and Lightning do so; Keras and, by default,
     ``torch.optim.swa_utils.AveragedModel`` take the latest ones. Frozen parameters have no
     average: the network keeps its values. One that is frozen later keeps its average, which
     approaches its value.
@@ -169,7 +169,7 @@ class WeightAverage:
         A float16 parameter becomes the rounded average, and stands for the FP32 one:
         ``mpgluon.restore(net)`` inside the block gives the FP32 average, to be saved. All that was
         written to averaged parameters inside the block is undone at its end; parameters,
-        masters and what they stand for are then as they were, bit for bit. Before the first update
+        masters and FP32 values are then as they were, bit for bit. Before the first update
         the network keeps its weights. Waits for the devices at both ends.
 
         Yields
@@ -215,7 +215,7 @@ class WeightAverage:
         self._counted = calls_of(self._trainer)
 
     def _value(self, index: int, parameter: gluon.Parameter) -> NDArray:
-        """Return what is averaged: the master, the FP32 weight, or statistics of all devices."""
+        """Return the value to average: a master, an FP32 weight, or statistics of all devices."""
         first, *others = arrays_of(parameter)
         if others and gluon_trainer.is_statistic(parameter):
             differences = [one.as_in_context(first.ctx) - first for one in others]
@@ -231,7 +231,7 @@ class _Former(NamedTuple):
     parameter: gluon.Parameter
     weights: list[NDArray]  # one for each device
     fmt: FloatFormat
-    fp32_value: Optional[NDArray]  # what was remembered: of a 16-bit parameter, its master
+    fp32_value: Optional[NDArray]  # as it was remembered: of a 16-bit parameter, its master
 
     def put_back(self) -> None:
         if fp32.format_of(self.parameter) != self.fmt:  # the network was restored or cast since

@@ -22,7 +22,7 @@ def loss_scaler_of(trainer: gluon.Trainer) -> Any:
 
 
 def set_loss_scaler(trainer: gluon.Trainer, state: Any) -> None:
-    """Let the Trainer call an object's ``has_overflow`` before each update."""
+    """Make the Trainer call an object's ``has_overflow`` before each update."""
     trainer._amp_loss_scaler = state
 
 
@@ -69,7 +69,7 @@ def updaters_of(trainer: gluon.Trainer) -> list[mx.optimizer.Updater]:
 
 
 def set_updaters(trainer: gluon.Trainer, updaters: Sequence[mx.optimizer.Updater]) -> None:
-    """Let other objects apply the optimizer, one for each device."""
+    """Replace the objects that apply the optimizer, one for each device."""
     trainer._updaters = list(updaters)
 
 
@@ -79,7 +79,7 @@ def scale_of(trainer: gluon.Trainer) -> float:
 
 
 def begin(trainer: gluon.Trainer) -> None:
-    """Do what the first step begins with: copy parameters to all devices."""
+    """Begin as the first step does: copy parameters to all devices."""
     if not trainer._kv_initialized:
         trainer._init_kvstore()
     if trainer._params_to_init:
@@ -154,7 +154,7 @@ def refuse_a_late_beginning(trainer: gluon.Trainer) -> None:
 
 
 def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
-    """Let the Trainer itself update weights, also on several devices.
+    """Make the Trainer itself update weights, also on several devices.
 
     Raises
     ------
@@ -188,7 +188,7 @@ def refuse_sparse_weights(trainer: gluon.Trainer) -> None:
 def put_before_reduction(
     trainer: gluon.Trainer, decorate: Callable[[Callable[[], None]], Callable[[], None]]
 ) -> None:
-    """Replace what sums gradients over devices or processes by a decorated version of it."""
+    """Decorate the function that sums gradients over devices or processes."""
     trainer._allreduce_grads = decorate(trainer._allreduce_grads)
 
 
@@ -216,7 +216,7 @@ def average_of(trainer: gluon.Trainer) -> Any:
 
 
 def set_average(trainer: gluon.Trainer, average: Any) -> None:
-    """Let :func:`average_of` find an average."""
+    """Attach an average to a Trainer, for :func:`average_of`."""
     trainer.mpgluon_average = average
 
 
@@ -259,7 +259,7 @@ def arrays_of_state(state: Any, place: str = "") -> dict[str, NDArray]:
 
 
 def leaves_of_state(state: Any, place: str = "") -> dict[str, Any]:
-    """Return what is in a state, of any type but None, by its place in lists and dictionaries."""
+    """Return the values in a state, of any type but None, by place in lists and dictionaries."""
     if state is None:
         return {}
     if not isinstance(state, (list, tuple, dict)):

@@ -8,7 +8,7 @@ optimizer; the 16-bit weight is then the rounded master.
 
 Every Trainer that is made for a cast network has them, with or without a loss scale, if its
 optimizer was created with ``multi_precision=True`` and it does not update inside its kvstore.
-Without masters, :mod:`mpgluon.updates.rounded_updates` rounds what it writes to bfloat16 weights.
+Without masters, :mod:`mpgluon.updates.rounded_updates` rounds the new values of bfloat16 weights.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MasterWeights(Updates):
     Raises
     ------
     TrainerStateError
-        If the states are not those of 16-bit weights: the Trainer stepped before the cast.
+        If the states do not belong to 16-bit weights: the Trainer stepped before the cast.
 
     Attributes
     ----------
@@ -126,7 +126,7 @@ class MasterWeights(Updates):
         return options is not None
 
     def make_master(self, index: int, weight: NDArray) -> NDArray:
-        """Return what the optimizer updates: a master, made if there is none, or an FP32 weight.
+        """Return the array to update: a master, made if there is none, or an FP32 weight.
 
         A new master has the FP32 value that the weight had before it was cast, if that is known.
         On several devices, see :func:`make_masters`.
@@ -165,7 +165,7 @@ class MasterWeights(Updates):
         self._set_master(index, value)
 
     def current(self, index: int, weight: NDArray) -> Optional[NDArray]:
-        """Return a weight's master, with what was written to the weight since; ``None`` without."""
+        """Return a weight's master, with later writes to the weight; ``None`` without a master."""
         if index not in self.masters or not has_master(self.optimizer, self._parameters[index]):
             return None
         self.follow(index, weight)
@@ -178,7 +178,7 @@ class MasterWeights(Updates):
             self._set_master(index, master)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return what ``trainer.save_states`` writes: MXNet's own arrangement, with masters."""
+        """Return the states for ``trainer.save_states``: MXNet's own arrangement, with masters."""
         separate = self.states
         first = bool(self.masters) and _master_comes_first(self.optimizer)
         self.states = dict(separate)
@@ -230,7 +230,7 @@ class MasterWeights(Updates):
         return None
 
     def _set_master(self, index: int, master: NDArray) -> None:
-        """Keep a master, and remember it as what the parameter stands for in FP32."""
+        """Keep a master, and remember it as the parameter's FP32 value."""
         self.masters[index] = master
         parameter = self._parameters[index]
         if master.context == parameter.list_ctx()[0]:  # on several devices they are the same
@@ -280,7 +280,7 @@ class ComparedMaster(NamedTuple):
 
 
 def keep_masters(trainer: gluon.Trainer) -> None:
-    """Let a Trainer update 16-bit weights through FP32 masters, if its optimizer wants any."""
+    """Make a Trainer update 16-bit weights through FP32 masters, if its optimizer wants any."""
     optimizer, updaters = gluon_trainer.optimizer_of(trainer), gluon_trainer.updaters_of(trainer)
     kind = MasterWeights if optimizer.multi_precision else RoundedUpdates
     if not any(isinstance(updater, kind) for updater in updaters):
@@ -308,7 +308,7 @@ def compare_masters(
 
 
 def current_masters(trainer: gluon.Trainer) -> dict[int, NDArray]:
-    """Return a Trainer's masters on the first device, with what was written to weights since."""
+    """Return a Trainer's masters on the first device, with later writes to the weights."""
     updater = gluon_trainer.updaters_of(trainer)[0]
     if not isinstance(updater, MasterWeights):
         return {}
@@ -320,8 +320,8 @@ def current_masters(trainer: gluon.Trainer) -> dict[int, NDArray]:
 def make_masters(trainer: gluon.Trainer) -> None:
     """Make the masters of trained parameters that have none, before the first update on any device.
 
-    That update changes the first device's master, which is what the parameter stands for, and
-    from which the other devices' masters begin.
+    That update changes the first device's master, which is the parameter's FP32 value, and from
+    which the other devices' masters begin.
     """
     for device, updater in enumerate(gluon_trainer.updaters_of(trainer)):
         masters = updater.masters if isinstance(updater, MasterWeights) else None

@@ -1,8 +1,8 @@
-"""Updates of 16-bit weights without masters: how what an update loses is dealt with.
+"""Updates of 16-bit weights without masters: three ways to round them.
 
 MXNet's optimizer updates the FP32 array that holds a bfloat16 weight, and the result is rounded.
 To nearest, an update below half a unit in the weight's last place is lost, each time. Stochastic
-rounding keeps it in the mean. Kahan's compensation keeps what was cut off, in the same format, and
+rounding keeps it in the mean. Kahan's compensation keeps the rounding error in the same format, and
 the next update begins with it. float16 weights are none of this module's: MXNet updates float16
 arrays itself.
 """
@@ -87,7 +87,7 @@ def check_rounding(trainer: gluon.Trainer, rounding: UpdateRounding) -> None:
 
 
 class RoundedUpdates(Updates):
-    """Applies an optimizer on one device, and rounds what it has written to bfloat16 weights.
+    """Applies an optimizer on one device, and rounds its results for bfloat16 weights.
 
     Parameters
     ----------
@@ -144,9 +144,9 @@ class RoundedUpdates(Updates):
                 self.extra[i] = round_array(exact, formats[i], out=exact)
 
     def _compensate(self, index: int, weight: NDArray) -> None:
-        """Add to a weight what it lacks, before the update that the sum is the beginning of.
+        """Add the compensation to a weight, before the update, which begins with the sum.
 
-        A weight that was written since is left as it is: half of what it lacks would change it.
+        A weight that half of the compensation changes was written since, and is left as it is.
         """
         if index not in self.extra:
             return
@@ -160,7 +160,7 @@ class RoundedUpdates(Updates):
         mx.nd.where(is_its_own, lacks, weight, out=weight)
 
     def get_states(self, dump_optimizer: bool = False) -> bytes:
-        """Return what ``trainer.save_states`` writes."""
+        """Return the states for ``trainer.save_states``."""
         if self.extra:
             raise TrainerStateError(
                 "trainer.save_states has no place for what Kahan's compensation keeps; save with "

@@ -60,14 +60,13 @@ class Updates(mx.optimizer.Updater):
     def set_states(self, states: bytes) -> None:
         """Take over what ``trainer.load_states`` reads.
 
-        The optimizer is that of the file, but whether there are masters stays this Trainer's
-        choice.
+        The optimizer is the file's, but whether there are masters stays this Trainer's choice.
 
         Raises
         ------
         TrainerStateError
-            If the states are those of other parameters, or of 16-bit weights with masters while
-            this Trainer keeps none.
+            If the states belong to other parameters, or to 16-bit weights with masters while this
+            Trainer keeps none.
         """
         masters = self.optimizer.multi_precision
         super().set_states(states)

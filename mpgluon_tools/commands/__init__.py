@@ -84,7 +84,7 @@ def exit_status(
     stopped: str = "stopped",
     errors: tuple[type[Exception], ...] = (ValueError, MpgluonError),
 ) -> int:
-    """Do what a command or script does and return its exit status, by default 0.
+    """Run a command or script and return its exit status, by default 0.
 
     It is 2 after one of ``errors`` and 130 after Ctrl-C, with a line on stderr: the error, or
     ``stopped``.
@@ -93,7 +93,7 @@ def exit_status(
         status = work() or 0
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # such as of `| head`: what is still to be flushed goes nowhere
+    except BrokenPipeError:  # such as of `| head`: unflushed output is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:

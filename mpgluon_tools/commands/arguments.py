@@ -57,7 +57,7 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def _shares(count: int, none: float, *, zero: bool = False) -> Callable[[str], tuple[float, ...]]:
-    """Return what reads ``count`` numbers up to 1; the text "none" means ``none`` for each."""
+    """Return a function that reads ``count`` numbers up to 1; "none" means ``none`` for each."""
 
     def read(text: str) -> tuple[float, ...]:
         try:
@@ -146,14 +146,14 @@ def add_preprocessing(parser: argparse.ArgumentParser) -> None:
         "--mean",
         type=_shares(3, 0.0, zero=True),
         metavar="R,G,B",
-        help="what is subtracted from red, green and blue, of levels from 0 to 1 (divide a mean of "
+        help="means of red, green and blue to subtract, of levels from 0 to 1 (divide a mean of "
         "levels up to 255 by 255); none: nothing (default: ImageNet's, 0.485,0.456,0.406)",
     )
     parser.add_argument(
         "--std",
         type=_shares(3, 1 / 255),
         metavar="R,G,B",
-        help="what they are divided by then, of levels from 0 to 1; none: by 1/255, so that with "
+        help="numbers to divide them by then, of levels from 0 to 1; none: 1/255, so that with "
         "--mean none the network takes values from 0 to 255, and with --std 1,1,1 from 0 to 1 "
         "(default: ImageNet's, 0.229,0.224,0.225)",
     )

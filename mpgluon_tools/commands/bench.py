@@ -179,7 +179,7 @@ def _peak_of_process(options: argparse.Namespace, dtype: str) -> str:
 
 
 def _conditions(load: float) -> str:
-    """Return what the times depend on."""
+    """Return a description of the conditions that the times depend on."""
     from mpgluon.base.processor import processor, usable_cores
     from mpgluon.kernels.bfloat16 import bfloat16_products
     from mpgluon_tools.tables import counted

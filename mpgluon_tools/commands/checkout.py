@@ -20,7 +20,7 @@ _GROUP = "mpgluon.networks"
 
 
 def is_run(name: str) -> bool:
-    """Return whether a name is that of a run's folder, which has checkpoints, or of one of them."""
+    """Return whether a name is the folder of a run, which has checkpoints, or a checkpoint."""
     path = Path(name)
     return path.suffix == ".npz" or (path / "checkpoints").is_dir()
 
@@ -36,12 +36,12 @@ def opener(what: str) -> ModuleType:
     Parameters
     ----------
     what : str
-        The name of what is to be opened and its kind, as the error's sentence begins.
+        The name and the kind of the file or folder to open, as the error's sentence begins.
 
     Raises
     ------
     ValueError
-        If mpgluon is not that of a checkout, installed with ``pip install -e``.
+        If mpgluon was not installed from a checkout with ``pip install -e``.
     ImportError
         If a package of the extra ``recipes`` is missing.
     """

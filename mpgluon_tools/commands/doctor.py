@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Check, and print; return 1 if a finding is an error."""
-    # They need no MXNet, which may be what is broken.
+    # They need no MXNet, which may itself be broken.
     from mpgluon_tools.diagnostics.doctor import check_training, judge_machine, machine
 
     network = options.network
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
 
 
 def _of_recording(folder: str) -> DoctorReport:
-    """Return what the recorded numbers of a run warn of."""
+    """Return the warnings of the recorded numbers of a run."""
     from mpgluon_tools.recorder.numerics.files import folder_of, read_numerics
     from mpgluon_tools.recorder.numerics.trends import WHY, trends_of
 

@@ -166,7 +166,7 @@ def _opened_run(options: argparse.Namespace, device: mx.Context) -> OpenedNetwor
 
 
 def _is_code(name: str) -> bool:
-    """Whether a name is that of a function, or a module's whose function was left out."""
+    """Whether a name is ``module:function``, or a module's name without its function."""
     is_module = name.endswith(".py") or file_of(name) is not None
     return ":" in name or (is_module and not is_in_mxnet(name))
 

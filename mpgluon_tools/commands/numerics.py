@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
-    """Print what was recorded, or the comparison; return 1 if there is something to look at."""
+    """Print a summary of the recording, or the comparison; return 1 if there is a finding."""
     import_all_of_mpgluon()
     from mpgluon_tools.recorder.numerics.comparison import compare_numerics
     from mpgluon_tools.recorder.numerics.files import folder_of, read_numerics
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
 
 
 def _summary(recording: Recording) -> str:
-    """Return what was recorded, and a table of up to 15 recorded steps."""
+    """Return a summary of the recording, and a table of up to 15 recorded steps."""
     numbers = recording.numbers
     places = {round(i * (len(numbers) - 1) / (_SHOWN - 1)) for i in range(_SHOWN)}
     rows = [_row(recording.step(numbers[place])) for place in sorted(places)]

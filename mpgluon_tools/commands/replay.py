@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
-    """Run the step again, and print what was found; return 1 if gradients have other bits."""
+    """Run the step again, and print the findings; return 1 if gradients have other bits."""
     from mpgluon.base.archive import RECORDED_STEP, read_archive
 
     file = _file_of(Path(options.file))

@@ -37,7 +37,7 @@ FP32Array = npt.NDArray[np.float32]
 def fold(recording: Recording, fmt: FloatFormat) -> Recording:
     """Return a recording without computed weights, and without most BatchNorms.
 
-    BatchNorms stay that do not alone use the result of a layer, such as those of ResNet v2, which
+    BatchNorms stay that do not alone use the result of a layer, such as in ResNet v2, where they
     come before their convolutions; those with a weight, bias or gamma that depends on the input;
     and those whose folded values would become infinite or 0 in ``fmt``, the format that values will
     be rounded to, as with a channel of almost no variance.

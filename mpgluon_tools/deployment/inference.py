@@ -59,7 +59,7 @@ class InferenceNetwork(gluon.HybridBlock):
     Attributes
     ----------
     fused : bool
-        Whether oneDNN computes convolutions together with what follows them.
+        Whether oneDNN computes convolutions together with the operators that follow them.
     """
 
     def __init__(self, recording: Recording, prefix: str = "") -> None:
@@ -173,12 +173,12 @@ def inference_network(
         ``"bfloat16"`` is for a CPU; on one with instructions for it, weights and biases of
         convolutions and dense layers are stored in it, the others in FP32. ``"float16"``
         parameters take half the memory on a GPU. On a CPU without instructions for the format,
-        those of convolutions and dense layers are its numbers in FP32 arrays. ``"float32"`` folds
+        convolutions and dense layers have its numbers in FP32 arrays. ``"float32"`` folds
         only.
     inputs : sequence of str
         A name for each argument of the network.
     ctx : Context or sequence of Context, optional
-        The devices of the new parameters; by default those of ``net``.
+        The devices of the new parameters; by default the devices of ``net``.
     fuse_for : NDArray, or sequence of one for each argument, optional
         Typical images. With them, on a CPU in FP32 and native bfloat16, oneDNN's fusion of
         convolutions with the operators after them is tried: up to seven times as fast, and wrong
@@ -200,8 +200,8 @@ def inference_network(
 
     Notes
     -----
-    With folding, other values are rounded, so results differ from those of ``net`` under
-    ``cast_block`` in their last bits. :func:`agreement` measures the effect on predictions.
+    With folding, other values are rounded, so results differ in their last bits from ``net``
+    under ``cast_block``. :func:`agreement` measures the effect on predictions.
     """
     if dtype not in _FORMATS:
         raise ValueError(f"dtype must be one of {', '.join(_FORMATS)}; received {dtype!r}")
@@ -235,7 +235,7 @@ def inference_network(
 def _fuse_where_right(
     net: InferenceNetwork, in_fp32: InferenceNetwork, images: Sequence[mx.nd.NDArray]
 ) -> None:
-    """Let oneDNN fuse a network's operators if its error does not grow.
+    """Fuse a network's operators with oneDNN if its error does not grow.
 
     MXNet 1.9.1 fuses some graphs wrongly: the result of CIFAR ResNet-20 v2 is then wrong by a
     third, and SE-ResNeXt-50 fails. In 14 other networks of the zoos the error was never more than

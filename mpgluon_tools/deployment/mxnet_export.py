@@ -1,7 +1,7 @@
 """Symbol and parameter files of a network in a chosen format, for MXNet without mpgluon.
 
 Gluon's own export omits casts by default: the graph of a network converted by
-``mxnet.contrib.amp`` then silently computes in FP32, and that of a float16 network cannot be
+``mxnet.contrib.amp`` then silently computes in FP32, and the graph of a float16 network cannot be
 computed at all. Here casts are part of the graph.
 """
 

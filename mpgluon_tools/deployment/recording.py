@@ -90,7 +90,7 @@ class Recording:
 
 
 def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recording:
-    """Record what a network computes at inference, and in FP32 the values of its parameters.
+    """Record a network's computation at inference, and the values of its parameters in FP32.
 
     Casts and Dropout are left out. A cast network's float16 parameters are recorded as the FP32
     values behind them: those from before the cast, or the optimizer's masters. The network is

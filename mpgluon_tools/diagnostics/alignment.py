@@ -136,7 +136,7 @@ class AlignmentReport(Result):
 
     @property
     def padding_cost(self) -> int:
-        """The multiply-adds that padding adds, without those of depthwise convolutions.
+        """The multiply-adds that padding adds, depthwise convolutions not counted.
 
         These have one channel in each group, and padding would multiply their cost by 64.
         """
@@ -170,7 +170,7 @@ class AlignmentReport(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw the shares of the multiply-adds of the 20 largest products, misaligned ones black.
 
-        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        Draws on ``ax``, Axes of Matplotlib, by default of a new figure, and returns them.
         """
         axes = axes_or_new(ax)
         largest = sorted(self.products, key=lambda one: one.multiply_adds, reverse=True)[:20]

@@ -26,7 +26,7 @@ class OperatorFormats(Result):
     Attributes
     ----------
     counts : mapping from (str, str) to int
-        Calls by operator and format. A product's format is that of its operands; it sums in FP32.
+        Calls by operator and format. A product has the format of its operands; it sums in FP32.
         A normalization computes in FP32, whatever the format of its result. Other operators
         compute in the format of their result.
     layers : mapping from (str, str) to tuple of str
@@ -43,8 +43,8 @@ class OperatorFormats(Result):
     def table(self) -> Table:
         """Return a row for each operator, the most frequent first, with a column for each format.
 
-        The last column names layers of operators that ran in more than one format: those of the
-        rarer ones.
+        For an operator that ran in more than one format, the last column names the layers that
+        ran it in the rarer ones.
         """
         total: Counter[str] = Counter()
         for (_, fmt), count in self.counts.items():

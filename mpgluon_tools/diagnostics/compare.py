@@ -86,9 +86,9 @@ class Comparison(Result):
         return Table(headings, rows)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw what each layer introduces and the error of its result, of the 20 worst in order.
+        """Draw the error that each layer introduces and the error of its result, for the 20 worst.
 
-        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        Draws on ``ax``, Axes of Matplotlib, by default of a new figure, and returns them.
         """
         axes = axes_or_new(ax)
         worst = self.ranked()[:20]

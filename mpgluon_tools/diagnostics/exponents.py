@@ -110,7 +110,7 @@ class ExponentHistogram(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw the histogram over float16's ranges.
 
-        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        Draws on ``ax``, Axes of Matplotlib, by default of a new figure, and returns them.
         """
         return draw_exponents(axes_or_new(ax), {"values": self})
 
@@ -181,7 +181,7 @@ class BatchExponents(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw one histogram for each of the four over float16's ranges.
 
-        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        Draws on ``ax``, Axes of Matplotlib, by default of a new figure, and returns them.
         """
         return draw_exponents(axes_or_new(ax), self.overall())
 
@@ -195,8 +195,8 @@ def batch_exponents(net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0) 
     Parameters
     ----------
     net : gluon.Block
-        In FP32, which shows what a cast would lose; or cast, which shows what is left, with the
-        loss scale of its training.
+        In FP32, to see what a cast would lose; or cast, to see what is left, with the loss scale
+        of its training.
     batch : Batch
     loss_scale : float
         A power of two.

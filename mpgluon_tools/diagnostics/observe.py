@@ -120,14 +120,14 @@ class BlockCall:
         return not any(array is received for received in self._received)
 
     def hand_on(self, value: Any) -> list[NDArray]:
-        """Note arrays that leave the block; return those of its own that leave it first now."""
+        """Record arrays that leave the block; return its own that leave it for the first time."""
         before = [array for array, _ in self.handed_on]
         arrays = arrays_in(value)
         self.handed_on += [(array, self.made(array)) for array in arrays]
         return [a for a in arrays if self.made(a) and not any(a is one for one in before)]
 
     def receive(self, block: gluon.Block, result: Any) -> None:
-        """Note the result of an inner block."""
+        """Record the result of an inner block."""
         self.returned.append((block, result))
         self._received += arrays_in(result)
 
@@ -149,7 +149,7 @@ class Seen:
         ``F`` (``mx.np.add`` is ``"broadcast_add"``), or else in a graph (``"_np_dot"``); for a
         gradient, the parameter's name; otherwise empty.
     array : NDArray
-        Valid during the call of the observer; copy what is to be kept.
+        Valid during the call of the observer; copy values to keep them.
     inputs : tuple of NDArray
         Operands of the operator or block; empty for gradients.
     place : int
@@ -223,7 +223,7 @@ def observed_batch(
     taps: list[Seen] = []
 
     def tap(block: gluon.Block, array: NDArray, made: bool) -> NDArray:
-        zeros = mx.nd.zeros_like(array)  # whose gradient is that of the sum
+        zeros = mx.nd.zeros_like(array)  # which have the gradient of the sum
         zeros.attach_grad()
         taps.append(Seen(block, "output gradient", "", zeros, made=made))
         return mx.nd.elemwise_add(array, zeros)
@@ -259,9 +259,9 @@ def observed_batch(
 
 
 def complete(net: gluon.Block, batch: Batch) -> None:
-    """Let a network whose shapes are not all known take them from a batch, in a forward pass.
+    """Infer the unknown shapes of a network's parameters by a forward pass on a batch.
 
-    A second one, as in training, follows if parts that only training uses are left.
+    A second pass, as in training, follows if parts that only training uses are left.
 
     Raises
     ------
@@ -327,7 +327,7 @@ def observing(
 
 @dataclass(frozen=True)
 class _Watch:
-    """Shows an observer what the calls of a network's blocks compute."""
+    """Shows an observer the results of the calls of a network's blocks."""
 
     observer: Observer
     operators: bool
@@ -343,7 +343,7 @@ class _Watch:
         return calls
 
     def note_arguments(self, inner: gluon.Block, arguments: tuple[Any, ...]) -> None:
-        """Note what a block passes to an inner one."""
+        """Record the arguments that a block passes to an inner one."""
         # MXNet's recurrent layers add their first states in a __call__ of their own.
         own = arguments if type(inner).__call__ is gluon.Block.__call__ else arguments[:1]
         for array in self.calls[-1].hand_on(own) if self.calls else ():
@@ -351,7 +351,7 @@ class _Watch:
                 self.observer(Seen(self.calls[-1].block, "handed on", "", array))
 
     def note_result(self, inner: gluon.Block, _: tuple[Any, ...], result: Any) -> None:
-        """Note what a block receives from an inner one."""
+        """Record the result that a block receives from an inner one."""
         if self.calls:
             self.calls[-1].receive(inner, result)
 

@@ -118,7 +118,7 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class FoundOverflow:
-    """A report, the block that it names, and the ranges of the operands of what overflowed.
+    """A report, the block that it names, and the ranges of the overflowed operator's operands.
 
     ``operator`` is the operator's name in ``F``, empty if it is not known. ``after`` is the block
     whose gradient, the last finite one, came before the gradient of a result that is not finite.
@@ -150,7 +150,7 @@ def locate_overflow(
 def find_overflow(
     net: gluon.Block, batch: Batch, *, loss_scale: float = 1.0
 ) -> Optional[FoundOverflow]:
-    """Do what `locate_overflow` does, and return the block and its operands too."""
+    """Locate an overflow as `locate_overflow` does; return the block and its operands too."""
     complete(net, batch)
     watch = _Watch(net, loss_scale)
     watched = replace(batch, loss_fn=partial(watch.loss_of, batch.loss_fn))
@@ -336,7 +336,7 @@ class _Watch:
         if self._result is not None and not self._loss_is_finite:
             self.overflow = self._result
             return
-        if not seen.made:  # a container passes on what a block inside it computed
+        if not seen.made:  # a container passes on the result of a block inside it
             return
         self._sees_results |= seen.kind == "output gradient"
         if all_finite([seen.array]):
@@ -374,9 +374,9 @@ class _Watch:
 
 
 def _key(array: NDArray) -> int:
-    """Return what tells arrays apart: the memory, which several objects for one array share."""
+    """Return the address of an array's memory, which several objects for one array share."""
     address = ctypes.c_void_p()
-    array.wait_to_read()  # what is still computed may get other memory
+    array.wait_to_read()  # until it is computed, it may get other memory
     check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return address.value or 0
 

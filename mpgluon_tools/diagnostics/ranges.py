@@ -63,7 +63,7 @@ class RangeReport(Result):
     Attributes
     ----------
     arrays : sequence of ArrayRange
-        Outputs in the order of computation, then gradients in that of the backward pass.
+        Outputs in the order of computation, then gradients in the order of the backward pass.
     fmt : FloatFormat
     loss_scale : float
         That the gradients were multiplied by; outputs have none.
@@ -135,7 +135,7 @@ class RangeReport(Result):
     def plot(self, ax: Any = None) -> Any:
         """Draw which shares of the 20 worst arrays overflow, become zero, and become subnormal.
 
-        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        Draws on ``ax``, Axes of Matplotlib, by default of a new figure, and returns them.
         """
         axes = axes_or_new(ax)
         worst = self.worst(20)
@@ -216,7 +216,7 @@ def _range_of(
         exponent = scale_exponents(multiplied.max(initial=0.0), fmt)
         multiplied = np.ldexp(multiplied, exponent)
     rounded = round_to(multiplied, fmt)
-    # With float64's exponents, so that a format that saturates does not hide what is too large.
+    # With float64's exponents, so that a format that saturates does not hide overflows.
     without_limit = round_to(multiplied, FloatFormat("", fmt.significand_bits, 11))
     subnormal = (rounded > 0) & (rounded < fmt.smallest_normal)
     return ArrayRange(

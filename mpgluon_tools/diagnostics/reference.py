@@ -127,7 +127,7 @@ class Reference:
         observed_batch(self._net, self._batch, observer, loss_scale=self._loss_scale)
 
     def in_16_bits(self) -> Reference:
-        """Return what compares with the network as it computes now, in place of FP32."""
+        """Return a reference with the network's present results in place of FP32's."""
         made = copy(self)
         made._arrays = {}
         self._observe(made._keep)
@@ -146,7 +146,7 @@ class Reference:
         return sorted(self.layers, key=self.introduced.largest, reverse=True)
 
     def remains(self, errors: Errors, kept: Sequence[gluon.Block]) -> str:
-        """Return what spoils the result, or a gradient, though some blocks are kept."""
+        """Return the cause of the error that remains although some blocks are kept."""
         broken = self._broken(errors)
         if broken is not None and errors.finite(self._net, "output"):
             block, kind = broken
@@ -188,7 +188,7 @@ class Reference:
             self._try(seen.call)
 
     def _try(self, call: BlockCall) -> None:
-        """Let a block alone compute in 16 bits, and compare the arrays that it computes itself.
+        """Compute one block alone in 16 bits, and compare the arrays that it computes itself.
 
         Its operands are the FP32 values, in the formats that they have in 16 bits.
         """
@@ -225,7 +225,7 @@ def _operands(call: BlockCall) -> list[Any]:
 
 @contextmanager
 def _answering(blocks: Sequence[gluon.Block], results: Sequence[Any]) -> Iterator[None]:
-    """Let blocks return these results, one at each call, and compute nothing."""
+    """Make blocks return these results, one at each call, and compute nothing."""
 
     def answer(own: Iterator[Any]) -> Callable[..., Any]:
         return lambda *_, **__: next(own)
@@ -245,7 +245,7 @@ def inner_blocks(blocks: Sequence[gluon.Block]) -> set[gluon.Block]:
 def in_fp32(
     forwards: Iterable[PolicyForward], blocks: Optional[Sequence[gluon.Block]] = None
 ) -> AbstractContextManager[None]:
-    """Let blocks and their inner blocks compute in FP32 for a time; by default all."""
+    """Keep blocks and their inner blocks, by default all, in FP32 inside a ``with`` block."""
     inside = None if blocks is None else inner_blocks(blocks)
     chosen = [f for f in forwards if inside is None or f.block in inside]
     return temporarily(chosen, "kept", True)

@@ -18,14 +18,7 @@ from mpgluon_tools.tables import Table, percent
 
 from mxnet import gluon
 
-__all__ = [
-    "LOST_LIMIT",
-    "LayerGradient",
-    "LossScales",
-    "loss_scales",
-    "owners_of",
-    "share_text",
-]
+__all__ = ["LOST_LIMIT", "LayerGradient", "LossScales", "loss_scales", "owners_of", "share_text"]
 
 LOST_LIMIT = 0.01
 """The share of a layer's nonzero gradients that may be lost.
@@ -44,7 +37,7 @@ class LayerGradient:
     ----------
     block : gluon.Block
     what : {"parameters", "output"}
-        The gradients of its own parameters taken together, or that of its result.
+        The gradients of its own parameters taken together, or the gradient of its result.
     exponents : ExponentHistogram
         Without a loss scale.
     """

@@ -32,7 +32,7 @@ _INDEPENDENT = 1.5
 
 
 class Change(NamedTuple):
-    """Relative changes of one layer's arrays: the norm of a difference over that of the array.
+    """Relative changes of one layer's arrays: the norm of a difference over the array's norm.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Change(NamedTuple):
 
     @classmethod
     def of(cls, errors: Errors, block: gluon.Block) -> Change:
-        """Return what was found for a layer."""
+        """Return the changes of a layer's arrays."""
         return cls(*(errors.of(block, name.replace("_", " ")) for name in cls._fields))
 
 
@@ -114,7 +114,7 @@ class SumsReport(Result):
 
         Above 1.5, it exceeds what other roundings would change.
 
-        ``ax`` are Axes of Matplotlib, by default those of a new figure, and are returned.
+        Draws on ``ax``, Axes of Matplotlib, by default of a new figure, and returns them.
         """
         axes = axes_or_new(ax)
         blocks = list(self.beside_fp32)[:20]
@@ -164,7 +164,7 @@ def compare_sums(
     forwards : sequence of PolicyForward
         Its forward methods.
     accumulation : sequence of str
-        As for :func:`mpgluon.diagnostics.compare_with_fp32`, which says what is raised.
+        As for :func:`mpgluon.diagnostics.compare_with_fp32`, which lists the errors too.
     """
     if not accumulation:
         return SumsReport()

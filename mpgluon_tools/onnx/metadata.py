@@ -28,7 +28,7 @@ class ServingMetadata:
     """The input and the categories of a served network.
 
     The central square of an image is resized to ``image_size`` by ``image_size`` pixels; red, green
-    and blue in [0, 1] are normalized as ``(pixel - mean) / std``. The defaults are those of
+    and blue in [0, 1] are normalized as ``(pixel - mean) / std``. The defaults are as in
     mpgluon's training and evaluation.
 
     Attributes
@@ -66,8 +66,8 @@ class ServingMetadata:
         finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != 3 or len(self.std) != 3 or not finite or min(self.std) <= 0:
             raise ValueError(
-                "mean and std have a number for each of red, green and blue, those of std "
-                f"positive; received {self.mean} and {self.std}"
+                "mean and std must have a number for each of red, green and blue, all positive in "
+                f"std; received {self.mean} and {self.std}"
             )
 
     @property

@@ -157,8 +157,9 @@ def _pooling(call: OperatorCall) -> str:
     kernel = options["kernel"]
     stride = _per_axis(options.get("stride"), len(kernel), 1)
     pad = _per_axis(options.get("pad"), len(kernel), 0)
-    # MXNet's "full" convention rounds the number of windows up. Padding the end by what the last
-    # window lacks has the same effect, without ONNX's ceil_mode, on which runtimes differ.
+    # MXNet's "full" convention rounds the number of windows up. Padding the end by the missing
+    # part of the last window has the same effect, without ONNX's ceil_mode, on which runtimes
+    # differ.
     lacks = [
         max(0, (windows - 1) * s + k - (size + 2 * p))
         for windows, size, k, s, p in zip(

@@ -14,12 +14,7 @@ from mpgluon.formats.float_format import FLOAT16
 from mpgluon.graph.nodes import Key, Node
 from mpgluon.graph.operators import Rule, lost_numbers, name_in_f, rule_of
 from mpgluon_tools.deployment.recording import Recording
-from mpgluon_tools.onnx.operators import (
-    TRANSLATIONS,
-    Nodes,
-    OperatorCall,
-    UnsupportedError,
-)
+from mpgluon_tools.onnx.operators import TRANSLATIONS, Nodes, OperatorCall, UnsupportedError
 
 import onnx
 from mxnet.base import MXNetError
@@ -70,9 +65,9 @@ def _refusal(problems: list[str], known: str = "") -> PrecisionError:
 def _infer_shapes(
     recording: Recording, input_shapes: list[tuple[int, ...]]
 ) -> dict[Key, tuple[int, ...]]:
-    """Let MXNet fill in the shape of every output, and return those for a larger batch.
+    """Infer the shape of every output with MXNet, and return the shapes for a larger batch.
 
-    Empty if the network does not work on a larger batch.
+    The mapping is empty if the network does not work on a larger batch.
     """
     shapes = {name: value.shape for name, value in recording.values.items()}
     dtypes = dict.fromkeys([*shapes, *recording.inputs], "float32")
@@ -143,7 +138,7 @@ class _Writer:
             self._set((node, 0), result_dtype, self._in_format((node, 0), result_dtype))
 
     def _free(self, name: str) -> str:
-        """Return an operator's name, or a longer one if it is that of a result of the model."""
+        """Return an operator's name, or a longer one if a result of the model has this name."""
         if name in self._results:
             taken = {node.name for node in self._recording.graph.nodes}
             while name in taken:

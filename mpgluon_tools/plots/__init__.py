@@ -9,8 +9,8 @@ The figures of a training run take events of :mod:`recipes.training.history`: ``
 
 Matplotlib is imported only when a figure is drawn. Every figure can be read without colour: grey
 for single steps, black for means, and line styles, marks and hatches besides. ``FORMAT_LOOKS`` has
-the colour, mark and line style of each number format, as keywords of ``Axes.plot``; the colours are
-those of Wong, "Color blindness", Nature Methods 8, 2011, which the colour-blind tell apart.
+the colour, mark and line style of each number format, as keywords of ``Axes.plot``. The colours are
+from Wong, "Color blindness", Nature Methods 8, 2011; colour-blind readers can distinguish them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Axes to draw on: those of a new figure that a notebook shows, and those of a PNG file."""
+"""Axes to draw on, in a new figure that a notebook shows or in a PNG file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["axes_or_new", "png"]
 
 
 def axes_or_new(axes: Optional[Any]) -> Any:
-    """Return the Axes, or if there are none those of a new figure of Matplotlib's pyplot."""
+    """Return the Axes or, for None, the Axes of a new figure of Matplotlib's pyplot."""
     if axes is not None:
         return axes
     with extra("plots"):

@@ -33,6 +33,6 @@ def legend_beside(axes: Any) -> None:
 
 
 def make_room(axes: Any) -> None:
-    """Let a figure without a layout of its own fit what stands outside of the axes."""
+    """Give a figure without a layout engine one that leaves room outside the axes."""
     if axes.figure.get_layout_engine() is None:
         axes.figure.set_layout_engine("constrained")

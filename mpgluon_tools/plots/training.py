@@ -136,7 +136,7 @@ def draw_gradient_norm(axes: Any, steps: Sequence[Event]) -> Any:
 def draw_speed(axes: Any, steps: Sequence[Event]) -> Any:
     """Draw the images per second of each step and each epoch, from 0 upwards.
 
-    An epoch's speed is that of its steps, without the time between them.
+    An epoch's speed counts its steps, without the time between them.
     """
     timed = [event for event in steps if "images_per_second" in event]
     ends, means = [], []
@@ -154,7 +154,7 @@ def draw_speed(axes: Any, steps: Sequence[Event]) -> Any:
 
 
 def _points(events: Sequence[Event], name: str) -> tuple[list[int], list[float]]:
-    """Return steps and values; what is not finite becomes NaN, which is drawn as a gap."""
+    """Return steps and values; a value that is not finite becomes NaN, which is drawn as a gap."""
     for event in events:
         missing = {name, "step"} - event.keys()
         if missing:

@@ -15,13 +15,18 @@ from typing import Callable, Optional
 from mpgluon.base.files import disk_error
 from mpgluon.formats.float_format import FLOAT16, format_named
 from mpgluon_tools import plots
-from mpgluon_tools.diagnostics.alignment import alignment_report
+from mpgluon_tools.diagnostics.alignment import AlignmentReport, alignment_report
 from mpgluon_tools.diagnostics.called_operators import operator_formats
-from mpgluon_tools.diagnostics.compare import compare_with_fp32, suggest_keep_fp32
+from mpgluon_tools.diagnostics.compare import (
+    Comparison,
+    Suggestion,
+    compare_with_fp32,
+    suggest_keep_fp32,
+)
 from mpgluon_tools.diagnostics.doctor import DoctorReport, check_machine
 from mpgluon_tools.diagnostics.exponents import BatchExponents, batch_exponents
 from mpgluon_tools.diagnostics.observe import Batch, complete
-from mpgluon_tools.diagnostics.ranges import range_report
+from mpgluon_tools.diagnostics.ranges import RangeReport, range_report
 from mpgluon_tools.diagnostics.reference import sixteen_bits
 from mpgluon_tools.diagnostics.scales import loss_scales
 from mpgluon_tools.extras import extra
@@ -101,16 +106,13 @@ class Page:
             trim_blocks=True,
             keep_trailing_newline=True,
         )
-        environment.filters.update(png=_data_address, marked=_marked)
+        environment.filters["marked"] = _marked
+        environment.filters["base64"] = lambda png: base64.b64encode(png).decode()
         text = environment.get_template("report.html.jinja").render(page=self)
         try:
             path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise disk_error(error, path, "examine the network again") from error
-
-
-def _data_address(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
 def _marked(sentence: str) -> markupsafe.Markup:
@@ -150,74 +152,23 @@ def diagnose(
         Receives the name of each step as it begins.
     """
     complete(net, batch)
-    shapes = [argument.shape for argument in batch.arguments]
     versions = (
         f"MXNet {mx.__version__}, Python {platform.python_version()}, {platform.system()} on "
         f"{platform.machine()}; {FLOAT16.name} up to {FLOAT16.max:g}."
     )
+    looked_at = Section("What was looked at", [*about, versions])
     progress("exponents")
     exponents = batch_exponents(net, batch)
     progress("ranges")
     at_one = range_report(net, batch)
     finite = not at_one.broken_gradients()
     scale = at_one.recommended_loss_scale(HEADROOM) if finite else 1.0
-    recommended = (
-        f"A loss scale of 2^{math.log2(scale):.0f} would move the gradients as far to the right as "
-        f"they can go with a headroom of {HEADROOM:g}."
-        if finite
-        else "Gradients are not finite in FP32 already, so no loss scale is recommended."
-    )
     scaled = range_report(net, batch, loss_scale=scale)
-    sections = [
-        Section("What was looked at", [*about, versions]),
-        Section(
-            "Which part of float16's range is used",
-            [
-                "Every float is a number from 1 to 2 times 2^e; the histograms count e. float16 "
-                "has all its bits from 2^-14 to 65504, fewer below, and none below 2^-25.",
-                recommended,
-            ],
-            [exponents.table()],
-            _pictures(net, exponents, scale),
-        ),
-        Section(
-            "What float16 would lose",
-            [
-                f"With a loss scale of {scale:g} first, then without one. Fractions "
-                "are of elements; the largest value is without the scale.",
-                "Where dynamic scaling settles depends on the largest gradient of many batches: "
-                "expect it within a factor of four.",
-            ],
-            [scaled.table(10), at_one.table(10)],
-        ),
-    ]
+    ranges = [_exponents(net, exponents, scale, finite=finite), _losses(at_one, scaled)]
     progress(f"comparison of {dtype} with float32")
     comparison = compare_with_fp32(net, batch, dtype=dtype, loss_scale=scale)
     suggestion = suggest_keep_fp32(net, batch, dtype=dtype, loss_scale=scale)
-    sections.append(
-        Section(
-            f"{dtype} against FP32, layer by layer",
-            [
-                f"Relative error of the network's result: {comparison.result:.2g}. Each figure is "
-                "the norm of a difference divided by the norm in FP32; the first column is the "
-                "error that a layer introduces by itself.",
-                f"Suggestion: {suggestion}.",
-            ],
-            [comparison.table(15)],
-        )
-    )
-    with sixteen_bits(net, batch, dtype):
-        operators = operator_formats(net, batch)
-    sections.append(
-        Section(
-            "Operators by format",
-            [
-                f"Calls in one forward pass of the network in {dtype}. A product's format is that "
-                "of its operands; it sums in FP32. Operators that only move numbers count too."
-            ],
-            [operators.table()],
-        )
-    )
+    formats = [_comparison(comparison, suggestion, dtype), _operators(net, batch, dtype)]
     progress("verdict")
     scales = loss_scales(net, at_one, scale if dtype == "float16" else 1.0, format_named(dtype))
     verdict = judge(net, batch, at_one, scales, suggestion, dtype=dtype)
@@ -229,19 +180,81 @@ def diagnose(
         heading = "Gradients at the recommended loss scale"
         first.append(Section(heading, [_ABOUT_SHARES, scales.summary()], [scales.table()]))
     progress("alignment")
-    alignment = alignment_report(net, shapes)
-    sections.append(
-        Section(
-            "Shapes for Tensor Cores",
-            str(alignment).splitlines()[: 1 + bool(alignment.misaligned)],
-            [alignment.table()] if alignment.misaligned else [],
-        )
-    )
+    alignment = _alignment(alignment_report(net, [one.shape for one in batch.arguments]))
     progress("machine")
     machine = check_machine()
     cells = [(one.level, one.topic, one.what, one.why, one.fix) for one in machine.findings]
     table = Table(("level", "topic", "what", "why", "fix"), cells)
-    return Page(title, [*first, *sections, Section("This machine", [], [table], machine=machine)])
+    last = Section("This machine", [], [table], machine=machine)
+    return Page(title, [*first, looked_at, *ranges, *formats, alignment, last])
+
+
+def _exponents(
+    net: gluon.Block, exponents: BatchExponents, scale: float, *, finite: bool
+) -> Section:
+    recommended = (
+        f"A loss scale of 2^{math.log2(scale):.0f} would move the gradients as far to the right as "
+        f"they can go with a headroom of {HEADROOM:g}."
+        if finite
+        else "Gradients are not finite in FP32 already, so no loss scale is recommended."
+    )
+    return Section(
+        "Which part of float16's range is used",
+        [
+            "Every float is a number from 1 to 2 times 2^e; the histograms count e. float16 "
+            "has all its bits from 2^-14 to 65504, fewer below, and none below 2^-25.",
+            recommended,
+        ],
+        [exponents.table()],
+        _pictures(net, exponents, scale),
+    )
+
+
+def _losses(at_one: RangeReport, scaled: RangeReport) -> Section:
+    return Section(
+        "What float16 would lose",
+        [
+            f"With a loss scale of {scaled.loss_scale:g} first, then without one. Fractions "
+            "are of elements; the largest value is without the scale.",
+            "Where dynamic scaling settles depends on the largest gradient of many batches: "
+            "expect it within a factor of four.",
+        ],
+        [scaled.table(10), at_one.table(10)],
+    )
+
+
+def _comparison(comparison: Comparison, suggestion: Suggestion, dtype: str) -> Section:
+    return Section(
+        f"{dtype} against FP32, layer by layer",
+        [
+            f"Relative error of the network's result: {comparison.result:.2g}. Each figure is "
+            "the norm of a difference divided by the norm in FP32; the first column is the "
+            "error that a layer introduces by itself.",
+            f"Suggestion: {suggestion}.",
+        ],
+        [comparison.table(15)],
+    )
+
+
+def _operators(net: gluon.HybridBlock, batch: Batch, dtype: str) -> Section:
+    with sixteen_bits(net, batch, dtype):
+        operators = operator_formats(net, batch)
+    return Section(
+        "Operators by format",
+        [
+            f"Calls in one forward pass of the network in {dtype}. A product's format is that "
+            "of its operands; it sums in FP32. Operators that only move numbers count too."
+        ],
+        [operators.table()],
+    )
+
+
+def _alignment(report: AlignmentReport) -> Section:
+    return Section(
+        "Shapes for Tensor Cores",
+        str(report).splitlines()[: 1 + bool(report.misaligned)],
+        [report.table()] if report.misaligned else [],
+    )
 
 
 def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list[tuple[bytes, str]]:

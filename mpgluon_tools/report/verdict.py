@@ -7,7 +7,7 @@ from the error of the result, and from a trial with the layers that it names in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
@@ -70,7 +70,7 @@ class Verdict:
     ----------
     answer : {"safe", "not safe", "unknown"}
     sentence : str
-        The answer, and what it depends on, in one line; names of layers between backticks.
+        The answer and its conditions, in one line; names of layers between backticks.
     reasons : sequence of str
         Measurements, and their limits.
     keep_fp32 : sequence of gluon.Block
@@ -123,17 +123,6 @@ def judge(
     keep = [*suggestion.blocks, *losing]
     after = _zeros_made(net, batch, keep, dtype, scales.scale) if losing else {}
     still = [block for block in losing if after.get(block, 0.0) > LOST_LIMIT]
-    conditions = []
-    if suggestion.blocks:
-        conditions.append(
-            f"keep {_names(suggestion.blocks)} in FP32: the result's error falls from "
-            f"{suggestion.error_before:.2g} to {suggestion.error_after:.2g}"
-        )
-    conditions += [
-        f"keep `{block.name}` in FP32: {share_text(share)} of its gradients underflow"
-        for block, share in losing.items()
-        if block not in still
-    ]
     reasons = list(_reasons(suggestion, scales, batch, dtype, alone if is_exact else 0.0))
     if not is_exact or still:
         causes = []
@@ -154,6 +143,7 @@ def judge(
             reasons,
         )
     scale = f"loss scale 2^{scales.power}" if dtype == "float16" else "no loss scale is needed"
+    conditions = _conditions(suggestion, losing)
     kept = [block for block in blocks_of(net) if block in keep]
     return Verdict(
         "safe",
@@ -236,6 +226,18 @@ def _gradients(
     return histograms
 
 
+def _conditions(suggestion: Suggestion, losing: Mapping[gluon.Block, float]) -> Iterator[str]:
+    """Yield what the safe verdict asks for: the layers to keep in FP32, and why."""
+    if suggestion.blocks:
+        names = ", ".join(f"`{block.name}`" for block in suggestion.blocks)
+        yield (
+            f"keep {names} in FP32: the result's error falls from "
+            f"{suggestion.error_before:.2g} to {suggestion.error_after:.2g}"
+        )
+    for block, share in losing.items():
+        yield f"keep `{block.name}` in FP32: {share_text(share)} of its gradients underflow"
+
+
 def _reasons(
     suggestion: Suggestion, scales: LossScales, batch: Batch, dtype: str, amplified: float
 ) -> Iterator[str]:
@@ -263,10 +265,6 @@ def _reasons(
         "from batch to batch, change in training, and are larger for a larger batch: a dynamic "
         "loss scale follows them. Repeat this on a checkpoint."
     )
-
-
-def _names(blocks: Sequence[gluon.Block]) -> str:
-    return ", ".join(f"`{block.name}`" for block in blocks)
 
 
 def _lines(

@@ -47,8 +47,8 @@ class Prediction:
     dtype : str
         ``"float32"``, ``"float16"`` or ``"bfloat16"``.
     arithmetic : {"native", "emulated"}
-        Whether the processor multiplies in this format, or FP32 arrays hold its numbers: then the
-        probabilities are those of a processor that does, and the time is not.
+        Whether the processor multiplies in this format. If not, FP32 arrays hold its numbers: the
+        probabilities are as on a processor that does, the time is not.
     latency_ms : float
         Milliseconds of the network's forward pass on one image, from its pixels to its logits:
         the median of the latest calls, five for each photograph.

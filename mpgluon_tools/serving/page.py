@@ -1,4 +1,4 @@
-"""The web application behind ``mpgluon serve``, and its server; what is sent is not kept."""
+"""The web application behind ``mpgluon serve``, and its server; uploads are not kept."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def create_app(
 
     @app.get("/formats.css")
     def colours() -> flask.Response:
-        """Give what belongs to a format its colour, the one that it has in figures."""
+        """Return style rules that give each format the colour that it has in figures."""
         looks = FORMAT_LOOKS.items()
         rules = [f".{name} {{ --accent: {look['color']}; }}\n" for name, look in looks]
         return flask.Response("".join(rules), mimetype="text/css")

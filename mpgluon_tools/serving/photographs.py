@@ -216,12 +216,12 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image
     if image.mode.startswith("I") and image.format == "PNG":  # "I" in older versions of Pillow
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode not in _EIGHT_BIT_MODES:  # Pillow would cut off what is above 255
+    if image.mode not in _EIGHT_BIT_MODES:  # Pillow would cut off levels above 255
         raise ValueError(
             f"its mode is {image.mode}, and only images of 8 bits per channel and greyscale PNG "
             "files of 16 bits can be converted; save it with 8 bits per channel"
         )
     if image.mode == "P":
-        # Pillow warns when it drops the transparency of a palette, but not that of RGBA.
+        # Pillow warns when it drops the transparency of a palette, but not of RGBA.
         image = image.convert("RGBA")
     return image.convert("RGB")

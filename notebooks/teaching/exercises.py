@@ -17,7 +17,7 @@ __all__ = ["Verdict", "check", "exercise", "number_of"]
 
 
 class Verdict(NamedTuple):
-    """Whether an answer is right, and what it would mean: found by running it."""
+    """Whether an answer is right, and its consequence: found by running it."""
 
     right: bool
     meaning: str
@@ -44,7 +44,7 @@ def exercise(number: str) -> Callable[[Callable[[Any], Verdict]], Callable[[Any]
 
 
 def check(number: str, answer: Any = ...) -> Judged:
-    """Print whether an answer is right, and what it means; return whether it is right.
+    """Print whether an answer is right, and its consequence; return whether it is right.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The exercises of lesson 03: what a loss scale does to gradients, to a run and to one step."""
+"""The exercises of lesson 03: the effect of a loss scale on gradients, a run and one step."""
 
 from __future__ import annotations
 

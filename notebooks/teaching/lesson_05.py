@@ -48,7 +48,7 @@ class _Run(NamedTuple):
 
 
 def _run_with(growth_interval: int) -> _Run:
-    """Let the loss scale of a run advance; return what it cost, and when it was up again."""
+    """Update a run's loss scale at every step; return the skipped steps and when it was back."""
     machine = mpgluon.DynamicLossScale(HIGHEST_SCALE, growth_interval=growth_interval)
     skipped, back_at = 0, STEPS + 1
     for step in range(1, STEPS + 1):
@@ -95,7 +95,7 @@ def _small_network() -> gluon.nn.HybridSequential:
 
 
 def _first_masters(net: gluon.Block, folder: Path) -> Iterator[Any]:
-    """Yield what the optimizer begins with for each parameter, after a step of no length."""
+    """Yield the optimizer's initial value of each parameter, after a step at learning rate 0."""
     options = {"learning_rate": 0.0, "multi_precision": True}
     trainer = gluon.Trainer(net.collect_params(), "sgd", options)
     amp.init_trainer(trainer, 1.0)

@@ -69,7 +69,7 @@ def make_net(energy: Callable[..., gluon.HybridBlock]) -> gluon.nn.HybridSequent
 
 
 def make_trainer(net: gluon.Block, loss_scale: Any, **options: Any) -> gluon.Trainer:
-    """Return a Trainer with master weights; ``options`` are those of ``amp.init_trainer``."""
+    """Return a Trainer with master weights; ``options`` go to ``amp.init_trainer``."""
     settings = {"learning_rate": 0.01, "multi_precision": True}
     trainer = gluon.Trainer(net.collect_params(), "adam", settings)
     amp.init_trainer(trainer, loss_scale, **options)

@@ -8,7 +8,7 @@ from typing import Any
 
 from teaching.exercises import Verdict, exercise, number_of
 
-OPERATIONS_PER_BYTE = 125e12 / 900e9  # what a V100 needs in FP16
+OPERATIONS_PER_BYTE = 125e12 / 900e9  # of a V100 in FP16
 MEMORY_MIB = 8 * 1024
 MEASURED_MIB = {8: 1055, 32: 2409}  # peaks of training ResNet-50 in FP16, by batch size
 

@@ -71,7 +71,7 @@ def lead_that_is_enough(answer: Any) -> Verdict:
     lead = number_of(answer, "no unit")
     if lead < 0:
         return Verdict(False, f"A lead is not negative, and {lead:g} is.")
-    tried = (lead + 2 * _LOGIT_ERROR) / 2  # between the answer and what is enough
+    tried = (lead + 2 * _LOGIT_ERROR) / 2  # between the answer and a sufficient value
     if lead < 2 * _LOGIT_ERROR:
         first, second = tried - _LOGIT_ERROR, _LOGIT_ERROR
         return Verdict(

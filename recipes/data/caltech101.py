@@ -125,8 +125,8 @@ def download_caltech101(
     """Download, verify and unpack the data set, unless it is there already.
 
     The tree is renamed when it is complete, so a folder of that name is not unpacked again. The
-    next call repeats what a killed one did not finish; simultaneous calls take turns. Needs about
-    290 MB of disk while it runs and 150 MB afterwards.
+    next call repeats the unfinished part of a killed one; simultaneous calls take turns. Needs
+    about 290 MB of disk while it runs and 150 MB afterwards.
 
     Parameters
     ----------

@@ -102,7 +102,7 @@ def unpack_cifar10(
 
 @contextmanager
 def _reasons(archive: Path) -> Iterator[None]:
-    """Say of an archive that cannot be read what to do about it."""
+    """Turn errors of reading an archive into DataError, with advice."""
     try:
         yield
     except FileNotFoundError as error:
@@ -158,7 +158,7 @@ def _read_package(member: Member, part: str) -> tuple[Images, Images]:
 
 
 def _verify(part: str, images: Images, labels: Images) -> None:
-    """Compare with what is known of CIFAR-10, and raise ValueError if it is something else."""
+    """Raise ValueError if counts, means or the first labels are not CIFAR-10's."""
     each = len(_PARTS[part]) * _BATCH // len(CATEGORIES)
     counts = np.bincount(labels, minlength=len(CATEGORIES)).tolist()
     if len(images) != len(labels) or counts != [each] * len(CATEGORIES):

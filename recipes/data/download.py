@@ -31,7 +31,7 @@ def download(
     """Download an HTTP address to ``path``, unless the right file is there, and return ``path``.
 
     Missing folders are made, and a file with another hash is replaced. The bytes go to the folder
-    ``.<name>.download`` until all have come and been verified; what a killed run left there is
+    ``.<name>.download`` until all have come and been verified; a killed run's files there are
     removed.
 
     Parameters

@@ -149,7 +149,7 @@ def _real_images(folders: Sequence[Path], *, nested: bool) -> dict[str, list[Pat
 
 
 def is_image_name(name: str) -> bool:
-    """Return whether a file name is that of an image and not hidden."""
+    """Return whether a file has the name of an image, and is not hidden."""
     return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
 
 
@@ -172,8 +172,7 @@ def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:
     ------
     DataError
         If the file is missing, truncated, not an image, has more than ``MAX_IMAGE_PIXELS``
-        (32 million) pixels, or has levels of an unknown range, such as those of a floating-point
-        TIFF file.
+        (32 million) pixels, or has levels of an unknown range, such as a floating-point TIFF file.
     """
     with open_image(path) as image:
         return np.array(to_rgb(image))

@@ -1,7 +1,7 @@
 """Batches from image files, decoded in worker processes.
 
-The workers are those of ``concurrent.futures``: the pool of Gluon's ``DataLoader`` hangs when one
-of its processes is killed. A batch depends only on (seed, epoch, image), not on the number of
+The workers are from ``concurrent.futures``: the pool of Gluon's ``DataLoader`` hangs when one of
+its processes is killed. A batch depends only on (seed, epoch, image), not on the number of
 workers or on where a run was resumed. Batches stay on the CPU.
 """
 
@@ -121,7 +121,7 @@ class ImageLoader:
         image: the ``first_batch`` with which to continue.
     seconds_waited : float
         How long the batch yielded last was waited for, without its copy into an NDArray, which
-        waits for what MXNet still computes.
+        waits for MXNet's operations in progress.
 
     Raises
     ------

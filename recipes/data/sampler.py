@@ -21,8 +21,8 @@ class EpochBatchSampler:
     """Batches of (epoch, position) keys of this rank.
 
     Without a seed, positions are in order, and an incomplete last batch is kept. The batches of
-    all ranks together contain the same images as those of one process with a ``world_size`` times
-    larger batch.
+    all ranks together contain the same images as the batches of one process with a ``world_size``
+    times larger batch.
     """
 
     def __init__(

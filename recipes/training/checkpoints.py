@@ -66,7 +66,7 @@ class RunCheckpoints:
         return self._folder / f"step-{step:08d}.npz"
 
     def load_newest(self, load: Callable[[Path], Loaded]) -> Optional[Loaded]:
-        """Return what ``load`` returns for the newest good checkpoint, or None without checkpoints.
+        """Return the result of ``load`` for the newest good checkpoint; None without checkpoints.
 
         Raises
         ------

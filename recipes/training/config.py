@@ -27,7 +27,7 @@ def _policy_name(dtype: str, *, amp: bool) -> str:
     return f"mixed_{dtype}" if amp or dtype == "bfloat16" else dtype
 
 
-# `free` options may differ between a run and its continuation without changing what is computed.
+# `free` options may differ between a run and its continuation without changing the computation.
 # The product of images per step over batches, devices and processes must stay, which a config
 # cannot know.
 @document_options
@@ -140,8 +140,8 @@ class TrainingConfig:
     )
     head_rate: float = option(
         1.0,
-        "the learning rate of a new head over that of the parameters that --pretrained sets; 10 "
-        "is usual",
+        "the learning rate of a new head, divided by the rate of the parameters that "
+        "--pretrained sets; 10 is usual",
         within="(0, inf)",
         metavar="FACTOR",
     )
@@ -287,7 +287,7 @@ class TrainingConfig:
         return asdict(self)
 
     def differences(self, other: dict[str, Any]) -> list[str]:
-        """Return in words how a continuation's config differs in what the run depends on."""
+        """Return in words how a continuation's config differs in options that must be equal."""
         return [
             f"{field.name} was {before!r}, is {now!r}"
             for field in fields(self)

@@ -45,7 +45,7 @@ class Dataset:
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return what a run has to find again when it is resumed: classes, and which images."""
+        """Return the classes and images that must be the same when a run is resumed."""
         root, paths = self.folder.root, self.folder.paths
         names = [os.fsencode(os.path.relpath(path, root)) for path in paths]
         labels = self.folder.labels.astype("<i4").tobytes()
@@ -75,9 +75,9 @@ class Dataset:
     ) -> tuple[Loader, Loader]:
         """Return the training and the test loader, with images in the compute format.
 
-        A batch of the training loader is what a process needs for one step, however many batches
-        the network computes it in. Each of several processes has its own share of every step and
-        of the test images.
+        A batch of the training loader has a process's images for one step, even if the network
+        computes them in several batches. Each of several processes has its own share of every step
+        and of the test images.
 
         Raises
         ------

@@ -16,7 +16,7 @@ Events are ``start`` (config, versions, machine), ``step``, ``epoch`` and ``end`
 An epoch has ``train_loss``, ``train_accuracy``, ``training_seconds`` and
 
 - ``tested``: ``"weights"``, or, of a run with ``--ema``, their ``"average"``,
-- ``test_accuracy`` and ``test_accuracy_per_class`` (the mean over classes) of what was tested,
+- ``test_accuracy`` and ``test_accuracy_per_class`` (the mean over classes) of the tested weights,
 - with ``--ema``, ``test_accuracy_of_weights``.
 
 JSON has no infinity and no NaN: they are the strings ``"Infinity"``, ``"-Infinity"`` and ``"NaN"``,
@@ -95,7 +95,7 @@ class History:
             listener(self.events[-1])
 
     def sync(self) -> None:
-        """Let what was added survive a power cut, as the checkpoint does that follows."""
+        """Flush the added events to the disk, so that they survive a power cut."""
         if self._path is not None:
             sync(self._path)
 

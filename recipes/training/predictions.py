@@ -1,4 +1,4 @@
-"""A picture of some test images with what a trained network says to them."""
+"""A picture of some test images with a trained network's predictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def save_predictions(
     *,
     unreadable: Collection[Path] = (),
 ) -> None:
-    """Write a JPEG file with up to eight test images, and what the network says to them.
+    """Write a JPEG file with up to eight test images and the network's predictions.
 
     Nobody chose them by the answers: the classes are evenly spaced in their order, and the image is
     the first test image of each. Below it is the most probable class with its probability, and,

@@ -83,7 +83,7 @@ class Stepper:
     ) -> dict[str, Any]:
         """Do one step; return its figures for the history, over all processes.
 
-        ``seed`` is that of MXNet's generators, for dropout.
+        ``seed`` seeds MXNet's generators, for dropout.
         """
         mx.random.seed(seed)
         with self._recording_numbers(images, labels) as recorded:
@@ -176,7 +176,7 @@ class Stepper:
         return None
 
     def _shortly_named(self, flags: LayerFlags) -> LayerFlags:
-        """Return flags with the layer's name without that of the network, which counts networks."""
+        """Return flags whose layer's name lacks the network's prefix, which counts networks."""
         name = flags.layer.removeprefix(self._net.prefix)
         return replace(flags, layer="network" if flags.layer == self._net.name else name)
 
@@ -196,7 +196,7 @@ def recorder_of(
     processes: Processes,
     classes: int,
 ) -> Optional[FlightRecorder]:
-    """Return what records a run's steps that overflow, each process's own; None if unwanted."""
+    """Return a recorder of the steps that overflow, each process's own; None if unwanted."""
     if not config.record_overflows:
         return None
     folder = config.output_path / "overflows"
@@ -213,7 +213,7 @@ def recorder_of(
 def numerics_recorder_of(
     config: TrainingConfig, net: gluon.Block, trainer: gluon.Trainer, processes: Processes
 ) -> Optional[NumericsRecorder]:
-    """Return what records the numbers of a run's steps, on the first process; None if unwanted."""
+    """Return a recorder of the numbers of steps, on the first process; None if unwanted."""
     if not config.record_numerics or not processes.is_first:
         return None
     folder = config.output_path / "numerics"

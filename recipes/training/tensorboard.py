@@ -49,8 +49,8 @@ class TensorBoard:
     def begin(self, events: Iterable[Event]) -> None:
         """Replace the files of the folder by one with these events.
 
-        A continued run thus has every step once, even if it began without TensorBoard. The times
-        of these events are that of this call.
+        A continued run thus has every step once, even if it began without TensorBoard. These
+        events have the time of this call.
         """
         for path in self._folder.glob("events.out.tfevents.*"):
             path.unlink()

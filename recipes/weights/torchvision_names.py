@@ -183,7 +183,7 @@ def _arranged_as_in_gluon(in_file: Layers) -> Layers:
         channels = len(in_file["features.0.1"]["gamma"].array)
         ones, zeros = np.ones(channels, np.float32), np.zeros(channels, np.float32)
         unit = np.eye(channels, dtype=np.float32).reshape(channels, channels, 1, 1)
-        gamma = ones * np.sqrt(np.float32(1 + _EPSILON))  # what the BatchNorm will divide by
+        gamma = ones * np.sqrt(np.float32(1 + _EPSILON))  # the divisor of the BatchNorm
         norm = {"gamma": gamma, "beta": zeros, "running_mean": zeros, "running_var": ones}
         # Numbered so that they come behind features.0.1 and before features.1.conv.0.0.
         for layer, arrays in (("features.0.2", {"weight": unit}), ("features.0.3", norm)):

@@ -1,4 +1,4 @@
-"""The cases: what is timed, and which contestants take part. Data; nothing is run here.
+"""The timed cases and their contestants. Data; nothing is run here.
 
 The first contestant of a case is its baseline.
 """
@@ -51,7 +51,7 @@ class CaseOptions:
     batch_sizes : sequence of int or None
         A case for each; ``None`` is the default of a case: 8, for inference 1 and 8.
     image_size : int or None
-        Pixels; ``None`` is the default of a case: 224, in the zoo's cases that of a network.
+        Pixels; ``None`` is the default of a case: 224, in the zoo's cases the network's own.
     device : str
         Such as ``"cpu"`` or ``"gpu:0"``.
     dtypes : sequence of str or None
@@ -365,7 +365,7 @@ def _case(
     options: CaseOptions,
     common: dict[str, Any],
 ) -> Case:
-    """Return a case with the baseline and those of the other contestants that may take part."""
+    """Return a case with the baseline and the other contestants that may take part."""
     contestants = []
     for number, (contestant, library, dtype, own) in enumerate(variants):
         if number and not _takes_part(library, dtype, options, common.get("model")):

@@ -4,7 +4,7 @@ It imports neither MXNet nor the rest of this package, because other interpreter
 arguments are the place of a factory (``module:function`` or ``file.py:function``) and its options
 as JSON. The factory returns a function without arguments, which does its work once and waits for
 it, and a dictionary of facts about it. With a number as the fact ``calls`` a run is as many calls,
-and its seconds are those of one of them.
+and its seconds are the seconds of one call.
 
 Each answer is one line of JSON on the original standard output; everything else that is printed
 goes to the standard error stream. First comes ``{"facts": ..., "imported_mib": ...}``, then for

@@ -1,7 +1,7 @@
 """A contestant, and the process in which it runs: starting it, running it once, ending it.
 
 Each has a process of its own because ``mxnet.contrib.amp`` changes MXNet for good, because peers
-need other interpreters, and because memory is counted by process. What the process does is in
+need other interpreters, and because memory is counted by process. The process runs
 :mod:`study.benchmarks.child`; :mod:`study.benchmarks.race` decides who runs when.
 """
 
@@ -67,7 +67,7 @@ class Contestant:
     threads : int or None
         Threads of its process; ``None`` takes the number of all others.
     environment : mapping
-        Variables of its process, besides those of this one.
+        Variables of its process, in addition to the variables of this process.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Process:
         self.facts, self.imported_mib = answer["facts"], answer["imported_mib"]
 
     def run(self) -> dict[str, Any]:
-        """Let it do its work once.
+        """Run the contestant's work once.
 
         Returns
         -------

@@ -72,7 +72,7 @@ def draw_ratios(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
     """Draw the time of each contestant relative to the first of its case; one panel for each case.
 
     Bars begin at 1 and go to the median of the ratios, on a logarithmic axis; whiskers are their
-    quartiles. Bars have the colour of their format, if they have one; those of slower contestants
+    quartiles. Bars have the colour of their format, if they have one; bars of slower contestants
     are hatched. Each has its ratio and seconds as text. The figure is an empty one with a
     constrained layout.
     """
@@ -206,7 +206,7 @@ def draw_tuning(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
     """Draw images a second after each measure, on top of those above it; one panel for each case.
 
     Bars have the colour of the format, whiskers are quartiles. Each bar has its speed as text, and
-    what the measure brings. The figure is an empty one with a constrained layout.
+    the measure's gain. The figure is an empty one with a constrained layout.
     """
     heights = [len(case.results) for case in cases]
     panels = figure.subplots(
@@ -275,7 +275,7 @@ def draw_growth(figure: Any, cases: Sequence[CaseResult]) -> list[Any]:
 
     A row for each sweep; a mark for each point, and the line of the power that fits best. A thin
     line through the last point of the first format grows as the arithmetic does. Returns the panels
-    of time from top to bottom, then those of memory.
+    of time from top to bottom, then the panels of memory.
     """
     sweeps: dict[str, list[CaseResult]] = {}
     for case in cases:
@@ -347,7 +347,7 @@ def _draw_growth(
 
 
 def _draw_proportion(axes: Any) -> None:
-    """Draw what grows as the arithmetic does, as far as the panel shows it."""
+    """Draw a line of costs that grow as the arithmetic does, as far as the panel shows it."""
     if not axes.lines:
         return
     amounts, costs = axes.lines[0].get_data()

@@ -29,8 +29,8 @@ _SWEEPS: dict[str, tuple[str, Sequence[Any], str]] = {
 def sweeps(options: CaseOptions) -> list[Case]:
     """Return a case for each format and each of batch size, image size and depth.
 
-    The others stay those of ``options``: the model, the first batch size (8 if there is none) and
-    the image size.
+    The others stay as in ``options``: the model, the first batch size (8 if there is none) and the
+    image size.
     """
     batch, *_ = options.batch_sizes or (8,)
     middle = {"model": options.model, "batch_size": batch, "image_size": options.pixels}

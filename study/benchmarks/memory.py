@@ -57,7 +57,7 @@ def parse_memory(text: str) -> float:
         raise argparse.ArgumentTypeError("memory is measured on Linux only")
     if limit > available:
         raise argparse.ArgumentTypeError(
-            f"must be at most what is free, {available:.0f} MiB, received {text!r}"
+            f"must be at most the free memory, {available:.0f} MiB, received {text!r}"
         )
     return limit
 
@@ -75,7 +75,7 @@ def memory(options: CaseOptions) -> list[Case]:
     Raises
     ------
     ValueError
-        If the device is not a CPU: the memory of a GPU is not that of the process.
+        If the device is not a CPU: the process's memory does not include a GPU's.
     """
     if options.device != "cpu":
         raise ValueError(f"memory is measured on the CPU only, received --device {options.device}")
@@ -136,7 +136,7 @@ def next_batch(peaks: Mapping[int, Peak], limit_mib: float) -> int:
 def with_largest_batches(
     results: Iterable[CaseResult], options: CaseOptions, run: Callable[[Case], CaseResult]
 ) -> Iterator[CaseResult]:
-    """Yield results of the cases of `memory`, and those of a search for the largest batches.
+    """Yield results of the cases of `memory`, then of a search for the largest batches.
 
     Parameters
     ----------

@@ -135,7 +135,7 @@ def read_export(path: Path) -> TensorCoreShare:
 
 
 class _Ranges:
-    """NVTX ranges by thread; those of one thread contain each other or are apart."""
+    """NVTX ranges by thread; ranges of one thread contain each other or are apart."""
 
     def __init__(self, rows: list[tuple[str, int, int, int]]) -> None:
         self.by_thread: dict[int, list[tuple[int, int, str]]] = defaultdict(list)

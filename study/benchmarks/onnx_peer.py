@@ -1,8 +1,8 @@
 """Contestants that predict with an ONNX file of the network: onnxruntime and OpenVINO.
 
-It imports nothing of this package, since OpenVINO has an interpreter of its own: that of ``writer``
-writes the file. The factory returns a function that predicts once, and facts about it; see
-``child.py``.
+It imports nothing of this package, since OpenVINO has an interpreter of its own; the interpreter
+``writer`` writes the file. The factory returns a function that predicts once, and facts about it;
+see ``child.py``.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class CaseResult:
 
 
 def race(case: Case, conditions: Conditions, *, progress: bool = False) -> CaseResult:
-    """Let the contestants run in turn, in an order that is reversed from round to round.
+    """Run the contestants in turn, in an order that is reversed from round to round.
 
     All are started first. While one computes the others wait for their turn in a read, which
     takes no processor time. One that dies or takes too long is left out from then on.

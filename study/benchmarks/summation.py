@@ -1,7 +1,7 @@
 """The accuracy that the format of a sum of gradients costs, by simulation; nothing is sent.
 
 Each worker's gradient has a part that all have in common and noise of the same size, and their
-magnitudes spread evenly over powers of two, as those of a scaled loss do.
+magnitudes spread evenly over powers of two, as gradients of a scaled loss do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A log of tuning: images a second of a training from JPEG files, one measure on top of the other.
 
 Each measure is a contestant with the settings of those before it, so the first is plain Gluon and
-the last has all of them, but for those that a later one takes back. What it is compared with is
+the last has all of them, but for those that a later one takes back. Each row is compared with
 the row above.
 
 References
@@ -42,7 +42,7 @@ class _Settings:
     native: bool = True
 
 
-# Names of measures, and what they change. A name without a format keeps that of the row above.
+# Names of measures and their settings. A name without a format keeps the format of the row above.
 MEASURES: dict[str, dict[str, Any]] = {
     "plain Gluon, float32, 1 thread": {},
     "hybridize()": {"hybridize": {}},
@@ -105,14 +105,14 @@ def _contestant(
 
 @dataclass(frozen=True)
 class Gain:
-    """The speed of a measure, and by how much it differs from that of the measure before it.
+    """The speed of a measure, and the gain over the measure before it.
 
     Attributes
     ----------
     name : str
     images_per_second : Quartiles
     gain : Quartiles or None
-        Speed over that of the row above in the same round; ``None`` for the first.
+        Speed relative to the row above in the same round; ``None`` for the first.
     """
 
     name: str

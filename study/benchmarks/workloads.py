@@ -1,6 +1,6 @@
 """MXNet's contestants: a layer, a training step, a prediction, in each library and format.
 
-The training from files is that of the log of tuning, which differs in more than the format.
+The training from files is for the log of tuning, whose rows differ in more than the format.
 
 Each factory returns a function that does it once, waits for it and returns the result; and facts
 about it, for :mod:`study.benchmarks.child`. ``library`` is ``"gluon"`` (plain MXNet, float32),
@@ -178,7 +178,7 @@ def sequence_training(
 ) -> Prepared:
     """Prepare a training step of :func:`study.benchmarks.sequences.build_sequence_network`.
 
-    ``length`` is that of the sequences, in tokens; the others are as there and in `training`. A
+    ``length`` is the sequences' length in tokens; the others are as there and in `training`. A
     run is ``calls`` steps, one after the other.
     """
     (ctx,) = _begin(library, device)

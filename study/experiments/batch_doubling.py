@@ -127,14 +127,13 @@ def _measure_times(place: Place) -> Outcome:  # noqa: ARG001 - it needs no files
 
 @dataclass(frozen=True)
 class BatchDoubling(ComparedRows):
-    """The records that exist, and what follows from them.
+    """The records that exist, and results computed from them.
 
     Comparisons need all runs; `times` may be missing, which is measured on an idle machine.
     """
 
     group, seeds, base = _GROUP, SEEDS, BASE
-    recipe, batch = RECIPE, BATCH
-    memory_name, times_name = _MEMORY, _TIMES
+    batch = BATCH
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all rows with a run."""

@@ -145,10 +145,9 @@ class ProtocolRows(ComparedRows):
 
 @dataclass(frozen=True)
 class _Caltech101(ProtocolRows):
-    """The runs that exist, and what follows from them."""
+    """The runs that exist, and results computed from them."""
 
     group, seeds = "caltech101", SEEDS
-    recipe, test_per_class = RECIPE, TEST_PER_CLASS
 
     def trial_table(self) -> list[list[str]]:
         """Return the cells of the table of recipes that were tried, the chosen one first."""

@@ -1,6 +1,6 @@
-"""A ResNet-20 on CIFAR-10 in every format, and what papers report of such networks.
+"""A ResNet-20 on CIFAR-10 in every format, and papers' results of such networks.
 
-The images are those of ``scripts/unpack_cifar10.py``. FP32, FP16 and BF16 have three seeds, the
+The images are from ``scripts/unpack_cifar10.py``. FP32, FP16 and BF16 have three seeds, the
 other rows one.
 """
 
@@ -151,10 +151,9 @@ _PUBLISHED = (
 
 @dataclass(frozen=True)
 class _Cifar10(ComparedRows):
-    """The runs that exist, and what follows from them."""
+    """The runs that exist, and results computed from them."""
 
     group, seeds = _GROUP, SEEDS
-    recipe = RECIPE
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all rows with a run."""
@@ -174,7 +173,7 @@ class _Cifar10(ComparedRows):
         return rows
 
     def published_table(self) -> list[list[str]]:
-        """Return the cells of the table of what papers report, with the rows that exist."""
+        """Return the cells of the table of published results, with the rows that exist."""
         rows = []
         for paper, finding, ours, difference in _PUBLISHED:
             run = [row for row in ours if self.runs(row)]

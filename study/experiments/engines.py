@@ -1,7 +1,7 @@
 """The fine-tuned network in four engines: what each answers, how long it takes, and its memory.
 
-The network is that of :mod:`study.experiments.imagenet_weights`, trained in FP16 with seed 0.
-OpenVINO has an environment of its own, which ``make test-openvino`` makes.
+The network is from :mod:`study.experiments.imagenet_weights`, trained in FP16 with seed 0.
+OpenVINO has an environment of its own, which ``make test WITH=peers`` makes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from study.experiments.training_runs import run_beside
 __all__ = ["ENGINES", "GROUP"]
 
 _NAME = f"engines/{imagenet_weights.RECIPE.model}"
-_OPENVINO = Path(__file__).parents[2] / ".venv-openvino" / "bin" / "python"
+_OPENVINO = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 _PER_CATEGORY = 10  # test images
 _BATCHES = (1, 8)
 _ROUNDS = 15
@@ -72,7 +72,7 @@ for precision in ("f32", "bf16"):
 
 def _measure(place: Place) -> Outcome:
     if not _OPENVINO.exists():
-        raise DataError("OpenVINO's own environment is not there; `make test-openvino` makes it")
+        raise DataError("OpenVINO's own environment is not there; `make test WITH=peers` makes it")
     folder, _ = run_beside(place, imagenet_weights.FLOAT16)
     logits, labels = _answers(folder, place)
     reference = logits["Gluon float32"]
@@ -144,11 +144,10 @@ def _times() -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Engines:
-    """The record, and what is read from it."""
+    """The record, and values computed from it."""
 
     records: Records
     batches = _BATCHES
-    rounds = _ROUNDS
 
     @property
     def outcome(self) -> Outcome:

@@ -115,11 +115,11 @@ class Group:
     Attributes
     ----------
     name : str
-        The first part of its experiments' names, and the name of ``view``'s result in the page's
-        template.
+        The first part of its experiments' names, and the name of ``view``'s result in the marked
+        places of the pages.
     experiments : sequence of Experiment
     view : callable
-        Takes the records that exist, and returns what the template reads. Anything that needs all
+        Takes the records that exist, and returns what the pages show. Anything that needs all
         records of the group is computed only when it is read.
     pictures : mapping of str to callable
         By name; each draws on an empty Matplotlib figure from the records.

@@ -1,6 +1,6 @@
 """Exponents of a network's numbers, layer by layer, epoch by epoch: what each format would lose.
 
-The run is that of :mod:`study.experiments.cifar10` in float32, which keeps its checkpoints.
+The run is the float32 one of :mod:`study.experiments.cifar10`, which keeps its checkpoints.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def from_list(values: Sequence[int]) -> ExponentHistogram:
 
 @dataclass(frozen=True)
 class _Exponents:
-    """The record, and what is read from it."""
+    """The record, and values computed from it."""
 
     records: Records
     epochs = EPOCHS
@@ -107,7 +107,7 @@ class _Exponents:
         }
 
     def lost(self, epoch: int) -> list[list[str]]:
-        """Return the cells of the table of what each format would lose, over all layers."""
+        """Return the cells of the table of each format's losses, over all layers."""
         rows = []
         for kind in chain(*_DIRECTIONS.values()):
             all_layers = sum(self.histograms(epoch, kind).values(), EMPTY)

@@ -63,13 +63,12 @@ def _train(config: TrainingConfig, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class _FineTuning(SeededRows):
-    """The runs that exist, and what follows from them; a row is ``format/start``.
+    """The runs that exist, and results computed from them; a row is ``format/start``.
 
     Comparisons need all runs.
     """
 
     group, seeds = _GROUP, caltech101.SEEDS
-    recipe, new_categories = _RECIPE, NEW_CATEGORIES
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of accuracies, in points."""
@@ -129,7 +128,7 @@ class _FineTuning(SeededRows):
         return self.comparison("float16/pretrained", "float32/pretrained", PER_CLASS)
 
     def gain(self, dtype: str) -> PairedComparison:
-        """Return what the start from trained weights gains over a start from scratch."""
+        """Return the gain of a start from trained weights over a start from scratch."""
         return self.comparison(f"{dtype}/pretrained", f"{dtype}/scratch", PER_CLASS)
 
     @property

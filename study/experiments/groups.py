@@ -1,4 +1,4 @@
-"""The groups of experiments, which results.md.jinja and readme.md.jinja in this folder show."""
+"""The groups of experiments, and what the pages of results show of them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,12 @@ from study.experiments import (
     tensor_core_sums,
     two_losses,
 )
+from study.experiments.claims import CLAIMS
 from study.experiments.experiment import Group
+from study.experiments.page import Document
+from study.experiments.tables import ROWS
 
-__all__ = ["GROUPS"]
+__all__ = ["DOCUMENT", "GROUPS"]
 
 GROUPS: tuple[Group, ...] = (
     imagenet_weights.GROUP,
@@ -44,3 +47,5 @@ GROUPS: tuple[Group, ...] = (
     batch_doubling.GROUP,
     step_times.GROUP,
 )
+
+DOCUMENT = Document(GROUPS, ROWS, CLAIMS)

@@ -38,7 +38,7 @@ def _run(settings: ProgressiveSettings, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class _GrowingResolution:
-    """The runs that exist, and what follows from them; all but the table needs all of them.
+    """The runs that exist, and results computed from them; all but the table needs all of them.
 
     Two numbers in a cell are the generator's and the discriminator's, in this order.
     """
@@ -48,17 +48,6 @@ class _GrowingResolution:
     pixels = settings.pixels
     first, last = pixels[0], pixels[-1]
     fits_first, least = _STATIC
-
-    def headings(self) -> list[str]:
-        """Return the headings of `table`."""
-        return [
-            "run",
-            *(f"skipped at {pixels} px" for pixels in self.pixels),
-            f"lost at {self.last} px, per million",
-            f"loss at {self.last} px",
-            "all weights finite",
-            "`python study/scripts/evidence.py run`",
-        ]
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of all runs that exist."""
@@ -146,7 +135,7 @@ class _GrowingResolution:
 
     @property
     def static_are_as_described(self) -> bool:
-        """Whether the static scales are what the dynamic run makes of them."""
+        """Whether the static scales are minima of the dynamic run's scales, as described."""
         usual = [self.of(player, self.first, "usual_scale", "float16") for player in NAMES]
         curves = self.records[_DYNAMIC].outcome.curves
         dynamic = [scale for player in NAMES for _, scale in curves[f"{player}_scale"]]

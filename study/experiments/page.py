@@ -1,22 +1,32 @@
-"""The pages of results, their pictures and README.md's block, rendered from the records alone.
+"""The pages of results: their marked places are filled from the records, their pictures drawn.
 
-The prose and its conclusions are in templates; a conclusion is shown as long as the records support
-it. A record whose config is no longer the experiment's counts as missing.
+People write the pages. What is generated stands between two comments:
+
+- ``<!-- table: caltech101.table() -->``, a row of headings, and ``<!-- end -->``: the rows;
+- ``<!-- {caltech101.mean("float32"):.1f} -->41.7<!-- end -->``, within a line: a number, from what
+  the braces of an f-string hold.
+
+Names are those of the groups, for what their ``view`` returns; ``records``, ``repetitions``; the
+functions of `study/experiments/cells.py`, and those of `study/experiments/tables.py` without their
+argument.
+
+A record whose config is no longer the experiment's counts as missing, and without all records
+there is no page. Words that depend on the records are in `study/experiments/claims.py`.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable
 
 from mpgluon.base.files import disk_error
 from mpgluon.errors import DataError
 from mpgluon_tools.tables import Table
-
-import jinja2
 
 from study.experiments import cells
 from study.experiments.experiment import Group, Records, is_below
@@ -28,80 +38,119 @@ from study.experiments.records import (
     read_repetitions,
     refuse_mixtures,
 )
-from study.experiments.statistics import CONFIDENCE
 
-__all__ = ["BEGIN", "END", "PAGES", "out_of_date", "render", "write_document"]
+__all__ = ["PAGES", "Document", "fill", "out_of_date", "unsupported", "views_of",
+           "visible", "write_document"]  # fmt: skip
 
-PAGES = ("results.md", "results-details.md")
-BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
-_BLOCK = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+PAGES = ("docs/results.md", "docs/results-details.md", "README.md")
+_END = "<!-- end -->"
+_MARK = r"<!-- (?:table: (?P<table>[^\n]+?)|(?P<number>\{[^\n]+?\})) -->"
+_PLACE = re.compile(f"(?P<mark>{_MARK})(?P<text>(?:(?!<!--).)*?)<!-- end -->", re.DOTALL)
+_ANY_MARK = re.compile(r"<!-- (?:table:|\{|end -->)")
 _PICTURE = re.compile(r"\]\(results/([^)]+)\.png\)")
-_COLUMNS = 100
-# The beginning of a line that is not prose: tables, headings, pictures, lists, code, comments.
-_MARK = re.compile(r"\s*(\||#|!\[|[-*+>] |```|<)")
-_NUMBERED = re.compile(r"^\d+\. ", re.MULTILINE)
-_NO_CONCLUSION = (
-    "**The records no longer support the conclusion that was written here: see the tables.**\n"
-)
 
 
-def render(
-    template: Path, groups: Sequence[Group], records: Records, repetitions: Sequence[Repetition]
-) -> str:
-    """Return a template in Markdown, filled from the records.
+@dataclass(frozen=True)
+class Document:
+    """The contents of the pages, besides their records.
 
-    A template has the view of each group under the group's name, ``records``, ``repetitions``,
-    ``origins`` (rows of processor and versions), and these functions: ``table(headings, rows)``;
-    ``command(name)``, the command line that runs an experiment; ``names(prefix)``, the experiments
-    below a prefix; ``missing(prefix)``, those of them without a record, by their shortest common
-    names; and the call block ``conclusion(holds)``, whose text is replaced by a notice if the
-    records do not support it.
-
-    Parameters
+    Attributes
     ----------
-    template : Path
     groups : sequence of Group
-    records : mapping
-        Current ones.
-    repetitions : sequence of Repetition
+    rows : mapping of str to callable
+        By name; each makes the rows of a table of what :func:`views_of` returns.
+    claims : mapping of str to mapping of str to callable
+        By page and by words of that page, as a reader sees them in one line; each returns whether
+        the records support the words, from what :func:`views_of` returns.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(template.parent),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    everything = [one.name for group in groups for one in group.experiments]
 
-    def names(prefix: str) -> list[str]:
-        return [name for name in everything if is_below(name, prefix)]
+    groups: Sequence[Group]
+    rows: Mapping[str, Callable[[Any], list[list[str]]]]
+    claims: Mapping[str, Mapping[str, Callable[[Any], bool]]]
 
-    def missing(prefix: str) -> list[str]:
-        return _shortest([name for name in names(prefix) if name not in records], everything)
 
-    environment.globals.update(
-        table=lambda headings, rows: Table(headings, rows).to_markdown(),
-        command=lambda name: f"`python study/scripts/evidence.py run {name}`",
-        conclusion=lambda holds, caller: caller() if holds else _NO_CONCLUSION,
-        names=names,
-        missing=missing,
-        records=records,
-        repetitions=repetitions,
-        origins=_origins(records),
-        confidence=f"{100 * CONFIDENCE:g} %",
-        **{group.name: group.view(records) for group in groups},
-    )
-    environment.filters.update(
-        number=cells.number,
-        percent=cells.percent,
-        signed=cells.signed,
-        interval=cells.interval,
-        mean_and_interval=cells.mean_and_interval,
-        as_text=format,
-        ln=math.log,
-        log2=math.log2,
-    )
-    return _wrapped(environment.get_template(template.name).render())
+def views_of(
+    groups: Sequence[Group], records: Records, repetitions: Sequence[Repetition]
+) -> SimpleNamespace:
+    """Return the view of each group under the group's name, ``records`` and ``repetitions``."""
+    views = {group.name: group.view(records) for group in groups}
+    return SimpleNamespace(**views, records=records, repetitions=repetitions)
+
+
+def fill(
+    text: str,
+    rows: Mapping[str, Callable[[Any], list[list[str]]]],
+    views: SimpleNamespace,
+) -> str:
+    """Return Markdown with its marked places filled.
+
+    Raises
+    ------
+    ValueError
+        If a place has no end, begins a line of prose, where it would be no part of the sentence,
+        or cannot be filled.
+    """
+    names = {
+        **{name: getattr(cells, name) for name in cells.__all__},
+        **{name: partial(function, views) for name, function in rows.items()},
+        **vars(views),
+    }
+
+    def filled(place: re.Match[str]) -> str:
+        expression = place["table"] or f"f'''{place['number']}'''"
+        try:
+            found = eval(expression, dict(names))  # the pages are as much ours as the code is
+            if place["table"] is not None:
+                heading, *_ = place["text"].strip().splitlines()
+                table = Table([cell.strip() for cell in heading[1:-1].split("|")], found)
+                found = f"\n\n{table.to_markdown()}\n\n"
+        except Exception as error:
+            message = f"cannot fill {place['mark']}: {type(error).__name__}: {error}"
+            raise ValueError(message) from error
+        return f"{place['mark']}{found}{_END}"
+
+    if len(_ANY_MARK.findall(text)) != 2 * len(_PLACE.findall(text)):
+        raise ValueError(f"a marked place has no {_END}, or there is one without a place")
+    at_the_beginning = re.search(r"^\s*<!-- \{.*", text, re.MULTILINE)
+    if at_the_beginning:
+        raise ValueError(f"a number must not begin a line: {at_the_beginning[0].strip()}")
+    return _PLACE.sub(filled, text)
+
+
+def visible(text: str) -> str:
+    """Return Markdown in one line, without the marks."""
+    return " ".join(_PLACE.sub(lambda place: place["text"], text).split())
+
+
+def _read(root: Path) -> dict[Path, str]:
+    try:
+        return {root / page: (root / page).read_text(encoding="utf-8") for page in PAGES}
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}; see --root") from error
+
+
+def _views(groups: Sequence[Group], folder: Path) -> SimpleNamespace:
+    """Return the views of the records in a folder.
+
+    Raises
+    ------
+    DataError
+        If an experiment has no record, or a group has records from several kinds of processor.
+    """
+    everything = [one for group in groups for one in group.experiments]
+    records = current_records(folder, everything)
+    kinds: dict[str, set[str]] = {}
+    for name, record in records.items():
+        kinds.setdefault(name.split("/")[0], set()).add(processor_of(record.machine))
+    refuse_mixtures(kinds, folder)
+    names = [one.name for one in everything]
+    missing = _shortest([name for name in names if name not in records], names)
+    if missing:
+        raise DataError(
+            f"{folder} has no record of {', '.join(missing)}; run "
+            f"`python study/scripts/evidence.py run {' '.join(missing)}`"
+        )
+    return views_of(groups, records, read_repetitions(folder))
 
 
 def _shortest(missing: Sequence[str], everything: Sequence[str]) -> list[str]:
@@ -120,88 +169,33 @@ def _shortest(missing: Sequence[str], everything: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _origins(records: Records) -> list[list[str]]:
-    """Return on what and when the records were made: number, processor, versions and dates."""
-    made: dict[tuple[str, str], list[str]] = {}
-    for record in records.values():
-        versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-        origin = (processor_of(record.machine), versions)
-        made.setdefault(origin, []).append(record.date[:10])
-    return [
-        [str(len(days)), *origin, " to ".join(sorted({min(days), max(days)}))]
-        for origin, days in made.items()
-    ]
-
-
-def _wrapped(text: str) -> str:
-    """Return Markdown with its paragraphs in lines of a readable length; all else as it is."""
-    blocks, is_code = [], False
-    for block in re.split(r"\n{2,}", text.strip()):
-        if not is_code and not any(map(_MARK.match, block.splitlines())):
-            prose = " ".join(block.split())
-            filled = textwrap.fill(prose, _COLUMNS, break_long_words=False, break_on_hyphens=False)
-            # A word at the beginning of a new line must not make it a list.
-            makes_list = any(map(_MARK.match, filled.splitlines())) or _NUMBERED.search(filled)
-            block = prose if makes_list else filled
-        blocks.append(block)
-        is_code ^= block.count("```") % 2 == 1
-    return "\n\n".join(blocks)
-
-
-def _texts(
-    groups: Sequence[Group], templates: Path, records: Records, folder: Path, root: Path
-) -> dict[Path, str]:
-    """Return the text of each file that is made from the records."""
-    readme = root / "README.md"
-    try:
-        before = readme.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot read {readme}: {error.strerror}; see --root") from error
-    if len(_BLOCK.findall(before)) != 1:
-        raise ValueError(f"README.md needs one place for results, between {BEGIN} and {END}")
-    repetitions = read_repetitions(folder)
-    *pages, block = (
-        render(templates / f"{name}.jinja", groups, records, repetitions)
-        for name in (*PAGES, "readme.md")
-    )
-    return {
-        **{root / "docs" / name: f"{page}\n" for name, page in zip(PAGES, pages)},
-        readme: _BLOCK.sub(lambda place: f"{place[1]}{block}\n{place[2]}", before),
-    }
-
-
-def out_of_date(groups: Sequence[Group], templates: Path, folder: Path, root: Path) -> list[Path]:
-    """Return the files that differ from what the records in ``folder`` make of them.
+def out_of_date(document: Document, folder: Path, root: Path) -> list[Path]:
+    """Return the pages that differ from what the records in ``folder`` make of them.
 
     Markdown only: other versions of Matplotlib draw other pixels.
     """
-    records = _current(groups, folder)
+    views = _views(document.groups, folder)
+    return [path for path, text in _read(root).items() if fill(text, document.rows, views) != text]
+
+
+def unsupported(document: Document, folder: Path, root: Path) -> list[str]:
+    """Return the claims that the records in ``folder`` do not support, or that no page makes."""
+    views = _views(document.groups, folder)
+    shown = {path: visible(text) for path, text in _read(root).items()}
     return [
-        path
-        for path, text in _texts(groups, templates, records, folder, root).items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
+        f"{page}: {words}"
+        for page, claims in document.claims.items()
+        for words, holds in claims.items()
+        if words not in shown[root / page] or not holds(views)
     ]
 
 
-def _current(groups: Sequence[Group], folder: Path) -> Records:
-    records = current_records(folder, [one for group in groups for one in group.experiments])
-    kinds: dict[str, set[str]] = {}
-    for name, record in records.items():
-        kinds.setdefault(name.split("/")[0], set()).add(processor_of(record.machine))
-    refuse_mixtures(kinds, folder)
-    return records
-
-
-def write_document(
-    groups: Sequence[Group], templates: Path, folder: Path, root: Path
-) -> list[Path]:
-    """Write the pages, README's block and the pictures that the pages show; return their paths.
+def write_document(document: Document, folder: Path, root: Path) -> list[Path]:
+    """Fill the pages, and draw the pictures that they show; return the paths of what was written.
 
     Parameters
     ----------
-    groups : sequence of Group
-    templates : Path
-        The folder of results.md.jinja, results-details.md.jinja and readme.md.jinja.
+    document : Document
     folder : Path
         The folder of records.
     root : Path
@@ -210,25 +204,24 @@ def write_document(
     Raises
     ------
     DataError
-        If a record is damaged, a group has records from several kinds of processor, or a file
-        cannot be written.
+        If a record is missing or damaged, a group has records from several kinds of processor, or
+        a page cannot be read or written.
     ValueError
-        If README.md has no place for the block.
+        If a marked place cannot be filled.
     """
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
-    records = _current(groups, folder)
-    texts = _texts(groups, templates, records, folder, root)
-    draw = {name: draw for group in groups for name, draw in group.pictures.items()}
+    views = _views(document.groups, folder)
+    texts = {path: fill(text, document.rows, views) for path, text in _read(root).items()}
+    draw = {name: draw for group in document.groups for name, draw in group.pictures.items()}
     written = list(texts)
     try:
         (root / "docs" / "results").mkdir(parents=True, exist_ok=True)
         for path, text in texts.items():
             path.write_text(text, encoding="utf-8")
-        pages = "".join(texts[root / "docs" / name] for name in PAGES)
-        for name in dict.fromkeys(_PICTURE.findall(pages)):
+        for name in dict.fromkeys(_PICTURE.findall("".join(texts.values()))):
             figure = Figure(figsize=(WIDTH, 4), layout="constrained")
-            draw[name](figure, records)
+            draw[name](figure, views.records)
             written.append(root / "docs" / "results" / f"{name}.png")
             figure.savefig(written[-1], dpi=160)
     except OSError as error:

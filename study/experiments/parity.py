@@ -123,13 +123,12 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class Parity(SeededRows):
-    """The records of parity runs by network and row, and what follows from them.
+    """The records of parity runs by network and row, and results computed from them.
 
     Rows are compared over the networks of which all runs have a record; there must be one.
     """
 
-    group, seeds, base, common = "parity", SEEDS, BASE, COMMON
-    first_seeds, later_seeds = FIRST_SEEDS, SEEDS[len(FIRST_SEEDS) :]
+    group, seeds, base = "parity", SEEDS, BASE
 
     @cached_property
     def networks(self) -> list[Network]:

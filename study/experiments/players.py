@@ -207,7 +207,7 @@ def play(
     *more: Any,
     overflow: float = 1.0,
 ) -> None:
-    """Let both learn from one batch.
+    """Train both networks on one batch.
 
     The generator's loss goes backward through the discriminator and leaves gradients there, with
     the generator's loss scale on them and perhaps infinite. The discriminator's own backward pass

@@ -1,6 +1,6 @@
 """Train a GAN whose images grow: 8 pixels first, then 16, 32 and 64, each new block faded in.
 
-The loss and the layers are those of :mod:`study.experiments.gan`, not those of the paper.
+The loss and the layers are as in :mod:`study.experiments.gan`, not as in the paper.
 
 References
 ----------
@@ -69,7 +69,7 @@ class ProgressiveSettings(PlayerSettings):
     resolutions : int
         How many: of 8 pixels and its doublings.
     steps_per_resolution, fading_steps : int
-        Steps at each resolution, and those of them in which its new blocks are faded in.
+        Steps at each resolution, and how many of these fade in its new blocks.
     channels, most_channels : int
         At the last resolution, doubled from each resolution to the one before, and at most.
     samples : int
@@ -258,7 +258,7 @@ class _Counter:
             self.scaled[name] += histogram.times(amp.loss_scale(self._players[name].trainer))
 
     def figures(self, name: str, pixels: int) -> dict[str, Any]:
-        """Return what a record keeps of a network's gradients, besides the histogram."""
+        """Return a record's entries for a network's gradients, besides the histogram."""
         true, scaled = self.true[name], self.scaled[name].shares()
         return {
             f"{name}_{pixels}_median_exponent": _median(true),
@@ -337,7 +337,7 @@ def _faded(images: Any, weight: Any) -> Any:
 
 
 def _figures(name: str, player: Player, steps: int) -> dict[str, Any]:
-    """Return what a record keeps of the latest steps; its names begin with ``name``."""
+    """Return a record's entries for the latest steps; their names begin with ``name``."""
     before = len(player.losses) - steps
     return {
         f"{name}_usual_scale": float(np.median(player.scales[before:])),

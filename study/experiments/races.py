@@ -1,4 +1,4 @@
-"""Races of the benchmark as experiments: all contestants have a result, and what is kept of it."""
+"""Races of the benchmark as experiments: all contestants have a result, and times for a record."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def write_record(record: Record, folder: Path) -> Path:
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"the outcome of {record.name} does not fit into JSON ({error}); it may hold strings, "
-            "booleans, None, Python's own numbers, and None for what is not finite"
+            "booleans, None, Python's own numbers, and None for values that are not finite"
         ) from error
     path = folder / f"{record.name}.json"
     _write(path, text)
@@ -121,7 +121,7 @@ def _read_record(path: Path) -> Record:
 
 
 def current_records(folder: Path, experiments: Sequence[Experiment]) -> dict[str, Record]:
-    """Return the records in a folder whose config is that of the experiment of their name now."""
+    """Return the records in a folder whose config is the present one of their experiment."""
     found = read_records(folder)
     return {
         one.name: found[one.name]

@@ -46,7 +46,7 @@ def _run(settings: ReaderSettings, place: Place) -> Outcome:  # noqa: ARG001 - i
 
 @dataclass(frozen=True)
 class _Recurrent(ComparedRows):
-    """The runs that exist, and what follows from them; comparisons need all of them."""
+    """The runs that exist, and results computed from them; comparisons need all of them."""
 
     group, seeds, base = "recurrent", _SEEDS, BASE
     settings = ReaderSettings()

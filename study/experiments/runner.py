@@ -1,7 +1,7 @@
 """Running experiments: each in a process of its own, several at a time, resumable.
 
-:func:`run_here` is what such a process does; :func:`run_apart` starts them and sends what they
-print to one file each.
+:func:`run_here` is the work of such a process; :func:`run_apart` starts them and sends the output
+of each to a file.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def run_apart(
 
     Those that need a quiet machine come last, one at a time, with a thread for each core. When
     the iterator is closed, by Ctrl-C too, the running processes are interrupted as by Ctrl-C, and
-    have a minute to leave what they can be resumed from.
+    have a minute to write a checkpoint to be resumed from.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def run_apart(
     threads : int
         Threads of OpenMP for each.
     logs : Path
-        A folder; what an experiment prints goes to ``NAME.log`` in it.
+        A folder; the output of an experiment goes to ``NAME.log`` in it.
     """
     waiting = sorted(experiments, key=lambda one: one.needs_quiet)
     running: list[_Running] = []

@@ -16,8 +16,7 @@ from study.experiments.experiment import Experiment, Group, Outcome, Place, Reco
 from study.experiments.listener import ListenerSettings
 from study.experiments.loop import WINDOW, LoopSettings
 from study.experiments.seeds import ComparedRows
-from study.experiments.spoken_digits import BANDS, FRAMES, SIGNAL_TO_NOISE
-from study.experiments.statistics import CONFIDENCE, PairedComparison, detectable_difference
+from study.experiments.statistics import PairedComparison, detectable_difference
 from study.experiments.translator import TranslatorSettings
 
 __all__ = ["FORMATS", "GROUP", "TASKS"]
@@ -38,7 +37,7 @@ class _Task:
         The settings of the first seed in FP32.
     train : callable
     scores : mapping of str to str
-        Figures of the outcome, in [0, 1], by what a table calls them; the first one is compared.
+        Figures of the outcome, in [0, 1], by their names in a table; the first one is compared.
     """
 
     title: str
@@ -84,11 +83,9 @@ def _run(task: _Task, settings: LoopSettings, place: Place) -> Outcome:  # noqa:
 
 @dataclass(frozen=True)
 class _Sequences(ComparedRows):
-    """The runs that exist, and what follows from them; a row is ``task/format``."""
+    """The runs that exist, and results computed from them; a row is ``task/format``."""
 
     group, seeds, base = "sequences", _SEEDS, _BASE
-    tasks = TASKS
-    frames, bands, noise = FRAMES, BANDS, SIGNAL_TO_NOISE
 
     def table(self, task: str) -> list[list[str]]:
         """Return the cells of the table of a task's rows with a run."""
@@ -111,20 +108,6 @@ class _Sequences(ComparedRows):
                     f"`{self.group}/{row}`",
                 ])  # fmt: skip
         return rows
-
-    def headings(self, task: str) -> list[str]:
-        """Return the headings of a task's table."""
-        first, *others = TASKS[task].scores
-        return [
-            "format",
-            f"{first} (points)",
-            f"minus float32, {100 * CONFIDENCE:g} % interval",
-            *(f"{other} (points)" for other in others),
-            "training loss, last epoch",
-            "skipped steps",
-            "final loss scale",
-            "`python study/scripts/evidence.py run`",
-        ]
 
     def short_table(self) -> list[list[str]]:
         """Return the cells of the table of the scores that are compared, of both tasks."""

@@ -102,8 +102,6 @@ def _view(records: Records) -> dict[str, Any]:
         "rows": rows,
         "short_rows": short_rows,
         "made": " and ".join(f"mpgluon {version} on {day}" for version, day in sorted(made)),
-        "rounds": _ROUNDS,
-        "batch_size": parity.COMMON["batch_size"],
         "float16": (min(float16), max(float16)) if float16 else None,
     }
 

@@ -1,6 +1,6 @@
 """A ResNet-20 that PyTorch trains on CIFAR-10, on a GPU's Tensor Cores in FP32, FP16, BF16 and FP8.
 
-The recipe is that of `study.experiments.cifar10`. This module needs PyTorch, and neither mpgluon
+The recipe is as in `study.experiments.cifar10`. This module needs PyTorch, and neither mpgluon
 nor MXNet; ``study/scripts/record_tensor_core_training.py`` is its door.
 """
 
@@ -39,7 +39,7 @@ def read(folder: Path, part: str, device: Any) -> tuple[Any, Any]:
     Raises
     ------
     OSError, ValueError
-        If the folder is not that of CIFAR-10's binary archive.
+        If the folder is not CIFAR-10's binary archive, unpacked.
     """
     files = sorted(folder.glob(f"{part}_batch*.bin"))
     if len(files) != (5 if part == "data" else 1):

@@ -76,7 +76,7 @@ def train_or_find(
 def run_beside(place: Place, experiment: Experiment) -> tuple[Path, Outcome]:
     """Train, resume or find another experiment's run; return its folder and its outcome.
 
-    The place is that of an experiment named ``group/name``. Processes wait for each other.
+    ``place`` belongs to an experiment named ``group/name``. Processes wait for each other.
     """
     folder = place.work_dir.parents[1].joinpath(*experiment.name.split("/"))
     with exclusive(folder.with_suffix(".lock")):

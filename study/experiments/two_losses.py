@@ -41,7 +41,7 @@ def _run(settings: GanSettings, place: Place) -> Outcome:
 
 @dataclass(frozen=True)
 class _TwoLosses:
-    """The runs that exist, and what follows from them; all but the table needs all of them."""
+    """The runs that exist, and results computed from them; all but the table needs all of them."""
 
     records: Records
     settings = RUNS[_DISTURBED]

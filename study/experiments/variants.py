@@ -1,6 +1,6 @@
 """Networks trained in several ways that differ from a base in one thing, with parity's settings.
 
-Images, split, hyperparameters and seeds are those of :mod:`study.experiments.parity`.
+Images, split, hyperparameters and seeds are as in :mod:`study.experiments.parity`.
 Accuracies are in points.
 """
 
@@ -40,7 +40,7 @@ NETWORKS = tuple(
 
 @dataclass(frozen=True)
 class Variants(SeededRows):
-    """The runs that exist, and what follows from them; a row is ``network/way``.
+    """The runs that exist, and results computed from them; a row is ``network/way``.
 
     Comparisons need all runs of the group, and the base.
 

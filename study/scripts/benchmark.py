@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for what is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for folders that are not installed
 
 from mpgluon.base.files import disk_error
 from mpgluon.errors import MpgluonError
@@ -95,7 +95,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     add("--peers", action=argparse.BooleanOptionalAction, default=True,
         help="mxnet.contrib.amp, Gluon's DataLoader and the libraries below take part")  # fmt: skip
     for library, name in PEERS.items():
-        words = f"an interpreter with {library} (.venv-{name}/bin/python if there is one)"
+        words = f"an interpreter with {library} (.venv-peers/bin/python if there is one)"
         add(f"--{name}-python", type=Path, metavar="PATH", help=words)
     add("--images", metavar="DIR",
         help="a folder of images per class for the pipeline (rendered ones in data/)")  # fmt: skip
@@ -172,9 +172,9 @@ def find_peers(options: argparse.Namespace) -> dict[str, str]:
     found: dict[str, str] = {}
     for library, name in PEERS.items() if options.peers else ():
         given = getattr(options, f"{name}_python")
-        python = ROOT / f".venv-{name}" / "bin" / "python" if given is None else given
+        python = ROOT / ".venv-peers" / "bin" / "python" if given is None else given
         if not python.exists():
-            reason = f"no .venv-{name}/bin/python, and no --{name}-python"
+            reason = f"no .venv-peers/bin/python, and no --{name}-python"
             print(f"{library} does not take part: {reason}")
             continue
         found[f"{name}_python"] = str(python)

@@ -1,4 +1,4 @@
-"""Run the experiments behind docs/results.md, and write its pages from their records.
+"""Run the experiments behind docs/results.md, and fill its pages from their records.
 
     python study/scripts/evidence.py list
     python study/scripts/evidence.py run --data-dir data            # the target `evidence`
@@ -36,7 +36,7 @@ from recipes.options import positive
 from recipes.training import InterruptedRunError
 from study.benchmarks.machine import describe_machine, usable_cores
 from study.experiments.experiment import Experiment, Group, Place
-from study.experiments.page import out_of_date, write_document
+from study.experiments.page import Document, out_of_date, unsupported, write_document
 from study.experiments.photographs import count_categories
 from study.experiments.records import (
     Repetition,
@@ -111,7 +111,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     one.add_argument("name", nargs="?", metavar="NAME", help="experiment (chosen at random)")
     one.add_argument("--seed", type=int, metavar="N", help="seed of that choice (random)")
     one.set_defaults(do=repeat)
-    one = commands.add_parser("document", parents=[places], help="write the pages")
+    one = commands.add_parser("document", parents=[places], help="fill the pages")
     one.add_argument("--root", type=Path, default=ROOT, metavar="DIR",
         help="folder of docs/results.md and README.md")  # fmt: skip
     one.add_argument("--check", action="store_true", help="only say whether it would change")
@@ -270,19 +270,28 @@ def choose(
     return seed, random.Random(seed).choice(candidates)
 
 
-def document(options: argparse.Namespace, groups: Sequence[Group]) -> int:
-    """Write the page; or print which files are out of date, with status 1 if one is."""
-    templates = Path(str(sys.modules[options.groups].__file__)).parent
-    if not options.check:
-        for path in write_document(groups, templates, options.output, options.root):
+def document(options: argparse.Namespace, _: Sequence[Group]) -> int:
+    """Fill the pages, or print which are out of date; the status is 1 for these and false claims.
+
+    A false claim is one that the records do not support; it is printed in both cases.
+    """
+    pages: Document = sys.modules[options.groups].DOCUMENT
+    problems = []
+    if options.check:
+        problems = [
+            f"out of date: {path}; run python study/scripts/evidence.py document"
+            for path in out_of_date(pages, options.output, options.root)
+        ]
+    else:
+        for path in write_document(pages, options.output, options.root):
             print(f"written: {path}")
-        return 0
-    old = out_of_date(groups, templates, options.output, options.root)
-    for path in old:
-        print(
-            f"out of date: {path}; run python study/scripts/evidence.py document", file=sys.stderr
-        )
-    return 1 if old else 0
+    problems += [
+        f"not what the records support: {claim}; see study/experiments/claims.py"
+        for claim in unsupported(pages, options.output, options.root)
+    ]
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

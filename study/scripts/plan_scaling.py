@@ -19,7 +19,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for what is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for folders that are not installed
 
 from mpgluon_tools.commands import exit_status
 from mpgluon_tools.commands.arguments import width

@@ -1,4 +1,4 @@
-"""Record what only a GPU can tell, most valuable first, on a machine that is lent for minutes.
+"""Record facts that need a GPU, most valuable first, on a machine that is lent for minutes.
 
     python study/scripts/record_gpu.py --minutes 10 --output gpu-record
 
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Step(NamedTuple):
-    """One thing to record: its name, what it needs, its seconds, and its command after Python."""
+    """One thing to record: its name, its requirements, its seconds, its command after Python."""
 
     name: str
     needs: str
@@ -138,7 +138,7 @@ def _run(step: Step, output: Path, end: float) -> str:
                 result = "done" if code == 0 else f"failed with status {code}; see {log.name}"
             except subprocess.TimeoutExpired:
                 result = f"out of time; see {log.name}"
-            finally:  # what it has started would take the GPU's time from the next step
+            finally:  # processes that it started would take the GPU's time from the next step
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -99,7 +99,7 @@ def _median_seconds(torch: Any, work: Callable[[], object], seconds: float) -> f
 
 
 def _settings(torch: Any, dtype: str) -> Any:
-    """Let FP32 products use TF32 or not, and return the type of their operands."""
+    """Switch TF32 on or off for FP32 products, and return the type of their operands."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
     return torch.float32 if dtype == "tf32" else getattr(torch, dtype)
 

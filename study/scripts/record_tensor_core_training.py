@@ -2,7 +2,7 @@
 
     python study/scripts/record_tensor_core_training.py --data cifar-10-batches-bin --output results
 
-The recipe is that of ``python study/scripts/evidence.py run cifar10``. In FP8 the operands of
+The recipe is as in ``python study/scripts/evidence.py run cifar10``. In FP8 the operands of
 convolutions are E4M3 and their gradients E5M2, each with a scale of its own; the sums are FP32, or
 as Tensor Cores add in FP8, without and with fast accumulation. It needs PyTorch, NumPy and an
 NVIDIA GPU that PyTorch supports (FP8: Ada or later), and neither mpgluon nor MXNet; and the folder

@@ -1,4 +1,4 @@
-"""Record what a GPU's Tensor Cores compute in FP16 and FP8, for the tests to compare with.
+"""Record the results of a GPU's Tensor Cores in FP16 and FP8, for the tests to compare with.
 
     python study/scripts/record_tensor_core_truth.py --output tests/cast/tensor_core_truth
 

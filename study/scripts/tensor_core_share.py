@@ -1,4 +1,4 @@
-"""Say which share of a GPU's time ran on Tensor Cores, and which layers did not use them.
+"""Report the share of a GPU's time on Tensor Cores, and the layers that did not use them.
 
 nsys profile --trace cuda,nvtx --output run python scripts/train_caltech.py --dtype float16 …
 nsys export --type sqlite --output run.sqlite run.nsys-rep

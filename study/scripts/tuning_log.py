@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for what is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for folders that are not installed
 
 from mpgluon.errors import MpgluonError
 from mpgluon_tools.commands import exit_status

@@ -1,18 +1,21 @@
-"""Fixtures of this folder: made-up records, and the page that records make."""
+"""Fixtures of this folder: made-up records, and the pages that records fill."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from study.experiments.claims import CLAIMS
 from study.experiments.experiment import Experiment, Outcome, Record
 from study.experiments.groups import GROUPS
-from study.experiments.page import render
+from study.experiments.page import fill, views_of
+from study.experiments.tables import ROWS
 
-TEMPLATES = Path(__file__).resolve().parents[2] / "study" / "experiments"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -39,18 +42,28 @@ def record_of() -> Callable[..., Record]:
 
 @pytest.fixture
 def page_of() -> Callable[..., str]:
-    """Return a function that makes a section of a page, or README's block, from records.
+    """Return a function that fills a section of a page from records, without the marks.
 
-    Lines of prose are joined; those of tables are kept.
+    Lines of prose are joined; lines of tables are kept.
     """
 
-    def make(records: dict[str, Record], title: str = "", template: str = "results-details") -> str:
-        text = render(TEMPLATES / f"{template}.md.jinja", GROUPS, records, [])
-        if title:
-            text = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    def make(records: dict[str, Record], title: str, page: str = "docs/results-details.md") -> str:
+        section = (ROOT / page).read_text("utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+        text = fill(section, ROWS, views_of(GROUPS, records, []))
+        text = re.sub("<!-- .*? -->", "", text)
         blocks = [
             one if one.startswith("|") else " ".join(one.split()) for one in text.split("\n\n")
         ]
         return "\n\n".join(blocks)
 
     return make
+
+
+@pytest.fixture
+def supported() -> Callable[[dict[str, Record], str], bool]:
+    """Return a function that says whether records support the claim with these words."""
+
+    def holds(records: dict[str, Record], words: str) -> bool:
+        return bool(CLAIMS["docs/results.md"][words](views_of(GROUPS, records, [])))
+
+    return holds

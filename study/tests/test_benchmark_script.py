@@ -1,4 +1,4 @@
-"""The script: options, what it prints and writes, and its exit status."""
+"""The script: options, output, files and exit status."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_real_training_step_is_timed_next_to_plain_gluon(script, capsys):
 
 
 def arguments_of(contestant: Contestant) -> tuple[set[str], set[str]]:
-    """Return the factory's arguments, and those of them that have no default."""
+    """Return the factory's arguments, and the ones that have no default."""
     source, _, function = contestant.factory.rpartition(":")
     if not source.endswith(".py"):
         found = inspect.signature(getattr(importlib.import_module(source), function)).parameters
@@ -167,12 +167,11 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     monkeypatch.setattr(script, "ROOT", tmp_path)
     script.main(short)
     printed = capsys.readouterr().out
-    assert "PyTorch does not take part: no .venv-torch" in printed
-    assert "OpenVINO does not take part: no .venv-openvino" in printed
-    pythons = [tmp_path / f".venv-{name}" / "bin" / "python" for name in script.PEERS.values()]
-    for python in pythons:
-        python.parent.mkdir(parents=True)
-        python.touch()
+    assert "PyTorch does not take part: no .venv-peers" in printed
+    assert "OpenVINO does not take part: no .venv-peers" in printed
+    python = tmp_path / ".venv-peers" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
     script.main(short)
     script.main([*short, "--torch-python", str(SCRIPT), "--model", "vgg16"])
     printed = capsys.readouterr().out
@@ -181,7 +180,7 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     assert "OpenVINO has no" not in printed
     names = [f"{name}_python" for name in script.PEERS.values()]
     asked = [tuple(getattr(settings, name) for name in names) for settings in tiny_cases]
-    torch, *others = map(str, pythons)
+    torch, *others = [str(python)] * len(names)
     assert asked == [(None,) * len(names), (torch, *others), (str(SCRIPT), *others)]
 
 

@@ -59,7 +59,7 @@ def test_a_row_with_one_seed_shows_the_difference_of_that_seed(record_of):
 
 @pytest.fixture
 def numbers(record_of):
-    """Return what a record holds for two layers, and the view of it."""
+    """Return a record of two layers, and the view of it."""
     (one,) = exponents.GROUP.experiments
     values = {
         "weights": [0.5, 0.25, 0.0],

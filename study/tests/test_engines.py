@@ -30,7 +30,7 @@ def outcome():
 
 def test_without_openvino_a_run_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "_OPENVINO", tmp_path / "python")
-    with pytest.raises(DataError, match="make test-openvino"):
+    with pytest.raises(DataError, match="make test WITH=peers"):
         RUN.run(Place(tmp_path, tmp_path / "engines" / "network"))
 
 

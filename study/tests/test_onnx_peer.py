@@ -13,7 +13,7 @@ from study.benchmarks import cases
 from study.benchmarks.contestant import Contestant, ContestantError, Process
 
 PEER = Path(cases.__file__).with_name("onnx_peer.py")
-OPENVINO = PEER.parents[1] / ".venv-openvino" / "bin" / "python"
+OPENVINO = PEER.parents[1] / ".venv-peers" / "bin" / "python"
 NETWORK = {"model": "cifar_resnet20_v1", "batch_size": 2, "image_size": 32}
 
 
@@ -27,7 +27,7 @@ def skip_unless(condition, reason):
     return pytest.mark.skipif(not condition, reason=reason)
 
 
-THERE = skip_unless(OPENVINO.exists(), "OpenVINO's own environment, .venv-openvino, is not there")
+THERE = skip_unless(OPENVINO.exists(), "OpenVINO's own environment, .venv-peers, is not there")
 BFLOAT16 = skip_unless("avx512_bf16" in processor()[1], "the processor has no BF16 instructions")
 
 

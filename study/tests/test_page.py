@@ -9,41 +9,41 @@ from mpgluon.errors import DataError
 
 import pytest
 from PIL import Image
+from tiny_groups import DOCUMENT as TINY
 from tiny_groups import EXPERIMENTS
-from tiny_groups import GROUPS as TINY
+from tiny_groups import PAGES as TINY_PAGES
 
-from study.experiments import imagenet_weights, parity
+from study.experiments import parity
+from study.experiments.claims import CLAIMS
 from study.experiments.experiment import Outcome
-from study.experiments.groups import GROUPS
-from study.experiments.page import BEGIN, END, PAGES, out_of_date, render, write_document
+from study.experiments.groups import DOCUMENT, GROUPS
+from study.experiments.page import (
+    PAGES,
+    fill,
+    out_of_date,
+    unsupported,
+    views_of,
+    visible,
+    write_document,
+)
 from study.experiments.records import Repetition, write_record
+from study.experiments.tables import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).parent
-TEMPLATES = ROOT / "study" / "experiments"
 
 
-def test_page_and_readme_say_what_the_records_say():
-    records = ROOT / "study" / "results" / "evidence"
-    old = out_of_date(GROUPS, TEMPLATES, records, ROOT)
-    assert old == [], "run python study/scripts/evidence.py document"
-    # And the records support what a person wrote.
-    for path in (*(ROOT / "docs" / name for name in PAGES), ROOT / "README.md"):
-        assert "no longer support the conclusion" not in " ".join(path.read_text().split())
+def test_pages_say_what_the_records_say():
+    folder = ROOT / "study" / "results" / "evidence"
+    assert out_of_date(DOCUMENT, folder, ROOT) == [], "run study/scripts/evidence.py document"
+    assert unsupported(DOCUMENT, folder, ROOT) == []
 
 
-def test_without_records_every_section_says_so_and_shows_no_picture(page_of):
-    for page in PAGES:
-        text = page_of({}, template=page.removesuffix(".md"))
-        for group in GROUPS:
-            assert f"Not run yet: {group.name}." in text
-        assert "](results/" not in text
-        assert "**" not in text  # no conclusion
-    runs = len(imagenet_weights.GROUP.experiments)
-    assert " ".join(page_of({}, template="readme").split()) == (
-        f"{runs} of {runs} runs of a network with ImageNet's weights are not done yet; "
-        "docs/results.md names them."
-    )
+def test_each_conclusion_has_a_condition():
+    for page in PAGES[:2]:
+        claims = [words.replace("**", "") for words in CLAIMS[page]]
+        for words in re.findall(r"\*\*(.*?)\*\*", visible((ROOT / page).read_text("utf-8"))):
+            is_question = words.endswith("?")
+            assert is_question or any(words in one or one in words for one in claims), words
 
 
 def test_each_group_has_a_finding_with_a_picture_and_a_link_to_the_details():
@@ -53,10 +53,9 @@ def test_each_group_has_a_finding_with_a_picture_and_a_link_to_the_details():
     anchors = {re.sub("[^a-z0-9 -]", "", one.lower()).replace(" ", "-") for one in titles}
     assert len(findings) == len(GROUPS)
     for section in findings:
-        has_run = "Not run yet" not in section
-        assert section.count("**") == 2 * has_run, section
+        assert section.count("**") == 2, section
         pictures = re.findall(r"!\[[^]]*\]\((results/[^)]+\.png)\)", section)
-        assert len(pictures) == section.count("](results/") == has_run, section
+        assert len(pictures) == section.count("](results/") == 1, section
         for name in pictures:
             with Image.open(docs / name) as image:
                 assert image.width >= 900
@@ -80,48 +79,87 @@ def test_a_network_is_compared_once_all_its_runs_have_a_record(record_of):
     assert f"{added[0].name}, " in str(view.table())
     assert view.pooled["float16"].pairs == len(view.networks) * len(parity.SEEDS)
     assert view.first_in("float16", parity.FIRST_SEEDS).pairs == 3 * len(parity.FIRST_NETWORKS)
-    text = render(TEMPLATES / "results-details.md.jinja", GROUPS, runs, [])
-    assert f"Not run yet: parity/{added[0].name}/bfloat16/seed-4." in text
 
 
 @pytest.fixture
 def root(tmp_path):
-    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    (tmp_path / "docs").mkdir()
+    for page, text in TINY_PAGES.items():
+        (tmp_path / page).write_text(text)
     return tmp_path
 
 
-def test_page_block_and_pictures_are_written_and_checked(root, record_of):
-    folder = root / "records"
-    text = render(HERE / "results.md.jinja", TINY, {}, [])
-    assert "It has run" not in text
-    assert "The records no longer support the conclusion" in text
-    current, other = EXPERIMENTS[0], EXPERIMENTS[1]
-    write_record(record_of(current, Outcome({})), folder)
-    write_record(record_of(other, Outcome({}), config={"was": "another"}), folder)
-    page, details = (root / "docs" / name for name in PAGES)
-    readme = root / "README.md"
-    assert out_of_date(TINY, HERE, folder, root) == [page, details, readme]
-    written = write_document(TINY, HERE, folder, root)
-    assert [path.name for path in written] == [*PAGES, "README.md", "tiny.png", "other.png"]
-    # The other record is of another config.
-    assert "1 origins. Records: tiny/threads.\n" in page.read_text()
-    assert "**It has run.**" in page.read_text()
-    assert page.read_text().endswith("Not run: tiny/fails, other.\n")
-    assert readme.read_text() == f"before\n{BEGIN}\n2 tiny experiments.\n{END}\nafter\n"
+@pytest.fixture
+def records_of(record_of, root):
+    """Return a function that writes a record of each tiny experiment, with changes to one."""
+
+    def write(changed: int = 0, **changes) -> Path:
+        for number, one in enumerate(EXPERIMENTS):
+            record = record_of(one, Outcome({}), **(changes if number == changed else {}))
+            write_record(record, root / "records")
+        return root / "records"
+
+    return write
+
+
+def test_places_and_pictures_are_filled_and_checked(root, records_of):
+    folder = records_of()
+    page, details, readme = (root / name for name in PAGES)
+    assert out_of_date(TINY, folder, root) == [page, readme]
+    written = write_document(TINY, folder, root)
+    assert written[:3] == [page, details, readme]
+    assert [path.name for path in written[3:]] == ["tiny.png", "other.png"]
+    assert "There are <!-- {len(records)} -->4<!-- end --> records." in page.read_text()
+    assert "| tiny/threads      |\n" in page.read_text()
+    assert visible(readme.read_text()) == "Of tiny experiments, 4 have run."
     for path in written[3:]:
         with Image.open(path) as image:
             assert image.format == "PNG"
-    assert out_of_date(TINY, HERE, folder, root) == []
-    page.write_text(page.read_text() + "typed by hand\n")
-    assert out_of_date(TINY, HERE, folder, root) == [page]
+    assert out_of_date(TINY, folder, root) == []
+    page.write_text(page.read_text().replace("-->4<", "-->5<"))
+    assert out_of_date(TINY, folder, root) == [page]
 
 
-def test_a_group_with_records_from_two_kinds_of_processor_makes_no_page(root, record_of):
-    for number, one in enumerate(EXPERIMENTS[:2]):
-        machine = {"processor": f"processor {number}", "cpu_flags": []}
-        write_record(record_of(one, Outcome({}), machine=machine), root / "records")
-    with pytest.raises(DataError, match=r"records of tiny would be from processor 0 .* and .*1 "):
-        write_document(TINY, HERE, root / "records", root)
+def test_a_page_that_lacks_the_words_of_a_claim_is_named(root, records_of):
+    folder = records_of()
+    assert unsupported(TINY, folder, root) == []
+    page = root / PAGES[0]
+    page.write_text(page.read_text().replace("It has run", "It ran"))
+    assert unsupported(TINY, folder, root) == ["docs/results.md: It has run."]
+
+
+def test_without_the_record_of_an_experiment_there_is_no_page(root, records_of):
+    folder = records_of(changed=1, config={"was": "another"})
+    for work in (write_document, out_of_date, unsupported):
+        with pytest.raises(DataError, match=r"has no record of tiny/fails; run `python .* run ti"):
+            work(TINY, folder, root)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("it is <!-- {1} -->2", "a marked place has no <!-- end -->"),
+        ("it is 2<!-- end -->", "or there is one without a place"),
+        ("<!-- table: names() -->\n\n<!-- table: names() --><!-- end -->", "has no <!-- end -->"),
+        ("it is\n<!-- {1} -->2<!-- end -->", "a number must not begin a line"),
+        ("it is <!-- {unknown} -->2<!-- end -->", "cannot fill <!-- {unknown} -->: NameError"),
+        ("<!-- table: none() -->\n<!-- end -->", "cannot fill <!-- table: none() -->: NameError"),
+        (
+            "<!-- table: names() -->\n<!-- end -->",
+            "cannot fill <!-- table: names() -->: ValueError",
+        ),
+        ("<!-- table: [[1]] -->\n| a | b |\n<!-- end -->", "a row has 2 cells, received [1]"),
+    ],
+)
+def test_a_place_that_cannot_be_filled_is_named(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fill(text, TINY.rows, views_of(TINY.groups, {}, []))
+
+
+def test_a_group_with_records_from_two_kinds_of_processor_makes_no_page(root, records_of):
+    folder = records_of(machine={"processor": "processor 1", "cpu_flags": []})
+    with pytest.raises(DataError, match=r"records of tiny would be from a processor .* and .*1 "):
+        write_document(TINY, folder, root)
 
 
 def test_origins_and_repetitions_are_shown(record_of):
@@ -134,8 +172,11 @@ def test_origins_and_repetitions_are_shown(record_of):
         Repetition("a/b", "2026-01-02T00:00:00+00:00", 7, None),
         Repetition("a/c", "2026-01-03T00:00:00+00:00", None, "loss was 1, is 2"),
     ]
-    text = render(TEMPLATES / "results-details.md.jinja", GROUPS, records, made)
-    assert "|       2 | a processor (avx2) | mxnet 1.9.1 | 2026-01-02 to 2026-01-04 |" in text
-    assert "1 of 2 repetitions gave the same result" in text
+    views = views_of(GROUPS, records, made)
+    days = "2026-01-02 to 2026-01-04"
+    assert ROWS["origins"](views) == [["2", "a processor (avx2)", "mxnet 1.9.1", days]]
+    section = (ROOT / PAGES[1]).read_text("utf-8").split("\n## Repeated from scratch\n")[1]
+    text = fill(section, ROWS, views)
+    assert "Of 2 repetitions, 1 gave the same result." in visible(text)
     assert "| `a/b`      | at random, `--seed 7` | 2026-01-02 | the same         |" in text
     assert "| `a/c`      | by name               | 2026-01-03 | loss was 1, is 2 |" in text

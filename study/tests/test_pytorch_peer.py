@@ -16,11 +16,11 @@ from study.benchmarks.contestant import Contestant, Process
 from study.benchmarks.sequences import build_sequence_network
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ROOT / ".venv-torch" / "bin" / "python"
+PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 PEER = Path(cases.__file__).with_name("pytorch_peer.py")
 
 needs_pytorch = pytest.mark.skipif(
-    not PYTHON.exists(), reason="PyTorch's own environment, .venv-torch, is not there"
+    not PYTHON.exists(), reason="PyTorch's own environment, .venv-peers, is not there"
 )
 
 # Fills a network with the values in a file, in the order in which it has them, and computes.

@@ -93,7 +93,7 @@ def test_the_programs_of_other_interpreters_import_nothing_of_ours():
 
 # --- what goes wrong -------------------------------------------------------------------------
 
-# A contestant, and why it has no result; then the last line of what it printed.
+# A contestant, and why it has no result; then the last line of its output.
 WRONG = {
     "it cannot be prepared": (tiny("raises_at_once"), "ended with status 1",
         "ValueError: this cannot be prepared"),

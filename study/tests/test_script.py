@@ -1,4 +1,4 @@
-"""The script: what it runs and leaves out, what it repeats, and its exit status."""
+"""The script: the experiments that it runs, leaves out and repeats, and its exit status."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from helpers import module_from
-from tiny_groups import EXPERIMENTS
+from tiny_groups import EXPERIMENTS, PAGES
 
 from study.experiments.experiment import Outcome
-from study.experiments.page import BEGIN, END
 from study.experiments.records import read_records, read_repetitions, write_record
 
 HERE = Path(__file__).parent
@@ -59,7 +58,7 @@ def recorded(record_of, tmp_path):
 
 @pytest.fixture(autouse=True)
 def machine_of_made_up_records(script, monkeypatch):
-    """This process takes its machine for that of made-up records."""
+    """Make the script describe this machine as the machine of made-up records."""
     machine = {"processor": "a processor", "cpu_flags": ["avx2"]}
     monkeypatch.setattr(script, "describe_machine", lambda: machine)
 
@@ -143,16 +142,26 @@ def test_a_repetition_is_from_scratch_with_the_same_threads_and_is_written_down(
     assert left.read_text() == "7"
 
 
-def test_the_page_is_written_and_checked(evidence, capsys, tmp_path):
-    (tmp_path / "README.md").write_text(f"before\n{BEGIN}\n{END}\nafter\n")
+def test_the_pages_are_filled_and_checked(evidence, recorded, capsys, tmp_path):
+    (tmp_path / "docs").mkdir()
+    for page, text in PAGES.items():
+        (tmp_path / page).write_text(text)
     root = f"--root={tmp_path}"
+    assert evidence("document", root) == 2
+    assert "has no record of tiny, other; run `python study" in capsys.readouterr().err
+    for one in EXPERIMENTS:
+        recorded(one.name, Outcome({}))
     assert evidence("document", root, "--check") == 1
     assert f"out of date: {tmp_path / 'docs' / 'results.md'}" in capsys.readouterr().err
     assert evidence("document", root) == 0
     assert evidence("document", root, "--check") == 0
-    (tmp_path / "README.md").write_text("no place")
+    page = tmp_path / "docs" / "results.md"
+    page.write_text(page.read_text().replace("It has run.", "It was fast."))
+    assert evidence("document", root, "--check") == evidence("document", root) == 1
+    assert "not what the records support: docs/results.md: It has run." in capsys.readouterr().err
+    page.write_text("<!-- table: names() -->")
     assert evidence("document", root) == 2
-    assert "README.md needs one place for results" in capsys.readouterr().err
+    assert "a marked place has no <!-- end -->" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """PyTorch on a GPU trains the same network by the same recipe as we do; compared on a CPU.
 
-PyTorch has an environment of its own, which ``make test-torch`` makes.
+PyTorch has an environment of its own, which ``make test WITH=peers`` makes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from study.experiments.cifar10 import RECIPE
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "study" / "scripts" / "record_tensor_core_training.py"
 RECORD = ROOT / "study" / "results" / "gpu-nvidia-h200-cifar10-pytorch.json"
-TORCH = ROOT / ".venv-torch" / "bin" / "python"
+TORCH = ROOT / ".venv-peers" / "bin" / "python"
 needs_torch = pytest.mark.skipif(
-    not TORCH.exists(), reason="PyTorch has no environment here; make test-torch makes one"
+    not TORCH.exists(), reason="PyTorch has no environment here; make test WITH=peers makes one"
 )
 
-# Writes what the FP8 convolution computes, with operands that it draws, and a step of a run in FP8.
+# Writes results of the FP8 convolution, with operands that it draws, and a step of a run in FP8.
 COMPUTE = """
 import sys
 import numpy as np, torch

@@ -1,4 +1,4 @@
-"""The log of tuning: each measure has the settings of those above it, and says what it brings."""
+"""The log of tuning: each measure has the settings of those above it, and states its gain."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def notes(path, letter, seconds=0.0, calls=1):
 
 
 def tells():
-    """Tell what its process is like."""
+    """Describe its process."""
     variables = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     environment = {name: os.environ[name] for name in variables if name in os.environ}
     return (lambda: None), {"environment": environment, "pid": os.getpid(), "path": sys.path}

@@ -1,4 +1,4 @@
-"""Experiments that take no time, for the tests of the script and of this folder's templates."""
+"""Experiments that take no time, for the tests of the script and of the pages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from study.experiments.experiment import Experiment, Group, Outcome, Place
+from study.experiments.page import Document
 
 
 def threads(place: Place) -> Outcome:
@@ -47,3 +48,23 @@ def group(name: str) -> Group:
 
 
 GROUPS = (group("tiny"), group("other"))
+
+PAGES = {
+    "docs/results.md": """# Tiny results
+
+**It has run.** There are <!-- {len(records)} -->0<!-- end --> records.
+
+<!-- table: names() -->
+| record |
+<!-- end -->
+
+![a picture](results/tiny.png) ![another one](results/other.png)
+""",
+    "docs/results-details.md": "# Tiny details\n",
+    "README.md": "Of tiny experiments, <!-- {number(len(tiny))} -->none<!-- end --> have run.\n",
+}
+DOCUMENT = Document(
+    GROUPS,
+    {"names": lambda views: [[name] for name in views.records]},
+    {"docs/results.md": {"It has run.": lambda views: "tiny/threads" in views.tiny}},
+)

@@ -126,7 +126,7 @@ def test_clipped_gradients_are_gluons_up_to_rounding():
     def ours(_, trainer):
         amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
 
-    def gluons(net, trainer):  # whose gradients are S times those of the whole batch
+    def gluons(net, trainer):  # whose gradients are S times the whole batch's
         limit = MAX_NORM * BATCH_SIZE * amp.loss_scale(trainer)
         gluon.utils.clip_global_norm([p.grad() for p in trained(net)], limit)
 

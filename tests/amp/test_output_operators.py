@@ -209,7 +209,7 @@ def test_a_hybridized_block_with_such_an_operator_is_refused_by_name_until_it_is
 
 @pytest.mark.parametrize("static_alloc", [False, True])
 def test_a_hybridized_loss_of_two_operators_is_part_of_the_recorded_graph_or_refused(static_alloc):
-    # MXNet records what is in a graph of two nodes, unless its memory is fixed.
+    # MXNet records the operators of a graph of two nodes, unless its memory is fixed.
     loss_fn = Output(lambda F, x, labels: F.SoftmaxOutput(x, labels) * 2)
     loss_fn.hybridize(static_alloc=static_alloc)
     control = train(lambda F, x: F.SoftmaxOutput(x, LABELS) * 2, "none")

@@ -98,7 +98,7 @@ def test_an_overflow_of_gradients_alone_does_not_take_the_batch_out_of_the_stati
             assert_same_bits(statistics_of(net), before)
             break
         previous = statistics_of(net)
-    assert not np.array_equal(previous[0], before[0])  # those of the bad batch's forward pass
+    assert not np.array_equal(previous[0], before[0])  # set by the bad batch's forward pass
 
 
 @pytest.mark.parametrize("overflows", [0, 1, 2])

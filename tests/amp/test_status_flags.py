@@ -23,7 +23,7 @@ CASTS = {
     "float8": lambda net: amp.autocast(net, "mixed_float8"),
 }
 SIXTEEN = pytest.mark.parametrize("how", ["cast", "autocast"])
-LARGE = 2.0**15  # times images of about 1: some fit, and what a convolution makes of them does not
+LARGE = 2.0**15  # times images of about 1: some fit, and the results of a convolution do not
 
 
 def make(how="cast", hybridize=False, ctx=None):
@@ -96,7 +96,7 @@ def test_a_layer_that_overflows_is_named_in_that_step_alone(how, hybridize):
 
 
 class Times(nn.HybridBlock):
-    """Multiplies what it receives by a number."""
+    """Multiplies its input by a number."""
 
     def hybrid_forward(self, F, x):
         return x * 2.0**15

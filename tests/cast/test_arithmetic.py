@@ -115,7 +115,7 @@ def assert_within_theory(got: np.ndarray, oracle, operands, fmt) -> None:
 
 @dataclass
 class Case:
-    """An operator of ``F`` and the float64 loops that say what it and its gradients are."""
+    """An operator of ``F``, and float64 loops that compute its result and its gradients."""
 
     operator: str
     shapes: tuple[tuple[int, ...], ...]

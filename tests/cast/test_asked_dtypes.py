@@ -14,13 +14,13 @@ from mxnet.gluon import nn
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 HYBRIDIZED = (None, {}, {"static_alloc": True}, STATIC)
-# Small integers: no format rounds them, so a plain network says what is right.
+# Small integers: no format rounds them, so a plain network's results are the right ones.
 INPUT = np.array([[1, 2, 3], [3, 1, 2]])
 WEIGHT = [[1, 1, 0], [0, 1, 0], [0, 1, 1]]
 
 
 class Asking(gluon.HybridBlock):
-    """A dense layer, and what a function of F and its result returns."""
+    """A dense layer, then a function of F and the layer's result."""
 
     def __init__(self, function):
         super().__init__()

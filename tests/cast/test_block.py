@@ -330,7 +330,7 @@ def test_normalization_layers_are_kept_in_addition_unless_their_types_are_named(
 
 
 def results_inside(net):
-    """Return what each child returns while the network computes."""
+    """Return each child's results while the network computes."""
     results = []
     hooks = [child.register_forward_hook(lambda *call: results.append(call[-1])) for child in net]
     net(IMAGES)

@@ -207,7 +207,7 @@ def test_a_new_cast_starts_without_largest_values_of_earlier_steps():
     net = middle(5)
     run(net, *operands(random, 64))
     amp.restore(net)
-    gc.collect()  # what the cast remembered is used again
+    gc.collect()  # frees the numbers of its histories, for the next cast
     amp.autocast(net, delayed(5))
     net.hybridize(**STATIC)
     given, reference = operands(random), Reference(5)

@@ -4,7 +4,7 @@ The oracle computes in float64 and rounds once. That is the correctly rounded re
 are more than twice 11 and 2 (Figueroa, 1995).
 """
 
-# ruff: noqa: ARG005 - each function of F and its arrays uses what it needs
+# ruff: noqa: ARG005 - not every function of F and its arrays uses all
 
 from __future__ import annotations
 

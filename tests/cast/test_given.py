@@ -141,7 +141,7 @@ def test_weights_that_become_0_are_named_in_the_log_unless_the_array_has_normal_
     assert (f"1 in {net[0].weight.name}" in caplog.text) == is_named
 
 
-# ruff: noqa: ARG005 - each function of F and an array uses what it needs
+# ruff: noqa: ARG005 - not every function of F and an array uses both
 NUMBERS = {
     "a denominator": lambda F, x: x / (F.abs(x) + 1e-8),
     "a quotient": lambda F, x: 1e-8 / (x + 1e-8),

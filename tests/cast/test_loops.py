@@ -154,7 +154,7 @@ def test_branches_may_be_computed_in_different_formats(other, by_name, way):
         imperative = net(x).asnumpy()
         net.hybridize(**STATIC)
         # Only forward: in plain FP32, too, MXNet's gradients of a hybridized cond include
-        # uninitialized memory, for what the branch that was not taken uses.
+        # uninitialized memory, for variables of the branch that was not taken.
         assert (net(x).asnumpy() == imperative).all()
         # Four roundings of numbers below the largest, which a matrix may magnify.
         unit = 2.0**-8 if "bfloat16" in way else 2.0**-11

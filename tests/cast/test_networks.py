@@ -94,7 +94,7 @@ def inputs_of(name: str) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
 
 
 def take_statistics_of(net: gluon.Block, images: mx.nd.NDArray) -> None:
-    """Set every running statistic to that of ``images``, as training would in time."""
+    """Set every running statistic to the value for ``images``, as training would in time."""
     norms = _blocks_of_type(net, gluon.nn.BatchNorm)
     momenta = [norm._kwargs["momentum"] for norm in norms]
     for norm in norms:

@@ -1,4 +1,4 @@
-"""Networks of MXNet's NumPy interface: as those of mx.nd, with the same bits; mixtures refused."""
+"""Networks of MXNet's NumPy interface: the same bits as with mx.nd; mixtures are refused."""
 
 from __future__ import annotations
 

@@ -287,7 +287,7 @@ np.indices((2, 2))
 np.histogram(x, 3, range=(-1, 1))[0]
 """
 
-# MXNet has these for arrays only, or cannot make symbols of them, in FP32 too: what it raises.
+# MXNet has these for arrays only, or cannot make symbols of them, in FP32 too: the exceptions.
 IMPERATIVE_ONLY = {
     "x @ w": TypeError,
     "abs(x)": AttributeError,

@@ -288,7 +288,7 @@ def outcome(line, F, values):
 
 
 def failures(group, fmt, operands, *, rounds_operands=False, rounds_result=False, as_is=False):
-    """Return the calls whose values or formats are not those of FP32, rounded.
+    """Return the calls whose values or formats differ from FP32 results, rounded.
 
     With ``as_is``, those that differ from MXNet's own on the same arrays.
     """

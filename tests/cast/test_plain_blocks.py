@@ -22,7 +22,7 @@ IMAGES = nd.array(np.random.RandomState(0).standard_normal((2, 3, 6, 6)))
 
 
 class OnGrid(gluon.Block):
-    """Records what its children return."""
+    """Records the results of its children."""
 
     def __init__(self):
         super().__init__()
@@ -276,7 +276,7 @@ def test_restore_takes_it_off_again():
     assert "forward" not in vars(net.inner)
 
 
-# The same computation, with operators of F and with those of mx.nd.
+# The same computation, with operators of F and of mx.nd.
 
 
 def attention(F, x, weight):

@@ -75,5 +75,5 @@ def test_exports_hold_mxnets_operator_and_have_the_same_results(way, tmp_path):
     dtype = "float16" if "float16" in way else "bfloat16"
     export_mxnet(net, tmp_path / "net", dtype=dtype)
     np.testing.assert_array_equal(import_mxnet(tmp_path / "net")(mx.nd.array(X)).asnumpy(), results)
-    recorded = [node.operator for node in record(net).graph.nodes]  # what is exported to ONNX
+    recorded = [node.operator for node in record(net).graph.nodes]  # as exported to ONNX
     assert recorded.count("LeakyReLU") == 1

@@ -61,7 +61,7 @@ CASES = dict(recurrent_cases())
 
 
 def check(build, way, inputs):
-    """Train imperative and hybridized and demand equal bits, and outputs near those of FP32."""
+    """Train imperative and hybridized and demand equal bits, and outputs near FP32's."""
     results = []
     for hybridize in (False, True):
         mx.random.seed(0)

@@ -118,7 +118,7 @@ def test_scales_are_those_of_the_reference_for_every_magnitude(scaling):
     rows[:, 0] = np.tile([1.7421875, 1.75, 1.7578125], len(rows) // 3)
     exponents = np.maximum(exponents[:, None] - np.arange(32) // 1.5, -133).astype(int)
     data = round_to(np.ldexp(rows, exponents).astype(np.float32), BFLOAT16)
-    if scaling == "none":  # what is too large makes NaN of a row
+    if scaling == "none":  # an overflow makes a row NaN
         data = data[np.abs(data).max(axis=1) <= FLOAT8_E4M3.max]
     for part in (data, data[:1], np.zeros_like(data)):
         layer = nn.Dense(32, in_units=32, use_bias=False)

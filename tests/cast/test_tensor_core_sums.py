@@ -78,7 +78,7 @@ def make_net(policy=None, *, hybridize=False, kept=()):
 
 
 def trained_on(net):
-    """Return the result of one batch, and all gradients; and what an inference makes of it then."""
+    """Return the result of one batch and all gradients, then the result of an inference."""
     images = mx.nd.array(np.random.RandomState(1).randn(6, 4, 8, 8))
     images.attach_grad()
     with autograd.record():

@@ -1,7 +1,7 @@
 """Our float16 on a CPU against what Tensor Cores computed.
 
 A recording holds operands and results of one device; ``study/scripts/record_tensor_core_truth.py``
-makes it. With FP32 sums the results agree within what the order of sums allows; the bound is
+makes it. With FP32 sums the results agree within the effect of the order of sums; the bound is
 derived at `bound`, and ``--log-cli-level=INFO`` shows the share of equal bits and the largest
 difference of each case. With the sums of its generation they have the GPU's bits.
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SCRIPT = ROOT / "study" / "scripts" / "record_tensor_core_truth.py"
-TORCH = ROOT / ".venv-torch" / "bin" / "python"
+TORCH = ROOT / ".venv-peers" / "bin" / "python"
 RECORDINGS = sorted((HERE / "tensor_core_truth").glob("*.npz"))
 H100 = HERE / "tensor_core_truth" / "nvidia_h100_80gb_hbm3.npz"
 
@@ -101,7 +101,7 @@ def ulps_between(one, other):
 
 
 def ours(kind, data, weight, *, hybridized):
-    """Return what a cast layer computes, in float16."""
+    """Return the results of a cast layer, in float16."""
     if kind != "convolution":
         layer = nn.Dense(weight.shape[0], in_units=weight.shape[1], use_bias=False)
     else:
@@ -125,7 +125,7 @@ def beyond_bound(kind, data, weight, one, other):
     magnitudes = abs(terms) @ abs(filters).T
     one, other = as_rows(kind, one), as_rows(kind, other)
     apart = abs(on_the_grid_beyond(one) - on_the_grid_beyond(other))
-    # Not `apart > bound`, which is false for what is not a number.
+    # Not `apart > bound`, which is false for NaN.
     return int((~(apart <= bound(magnitudes, filters.shape[1], one, other))).sum())
 
 
@@ -145,9 +145,9 @@ def assert_alike(recording, case, hybridized):
 
 @pytest.fixture(scope="module")
 def recording_of_pytorch(tmp_path_factory):
-    """Return what the script records of PyTorch on this CPU."""
+    """Return the script's record of PyTorch on this CPU."""
     if not TORCH.exists():
-        pytest.skip("PyTorch has no environment here; make test-torch makes one")
+        pytest.skip("PyTorch has no environment here; make test WITH=peers makes one")
     folder = tmp_path_factory.mktemp("truth")
     command = [str(TORCH), str(SCRIPT), "--device", "cpu", "--output", str(folder)]
     own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -309,7 +309,7 @@ def test_the_cases_are_what_their_names_say(script):
 
 def test_without_a_gpu_the_script_says_so(tmp_path):
     if not TORCH.exists():
-        pytest.skip("PyTorch has no environment here; make test-torch makes one")
+        pytest.skip("PyTorch has no environment here; make test WITH=peers makes one")
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [str(TORCH), str(SCRIPT), "--output", str(tmp_path)]
     finished = subprocess.run(

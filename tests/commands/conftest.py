@@ -128,7 +128,7 @@ def refused(capsys):
 
 @pytest.fixture
 def printed(capsys):
-    """Return a function that runs a command line, and returns what it printed."""
+    """Return a function that runs a command line, and returns its output."""
 
     def run(*arguments: str, status: int = 0) -> str:
         assert commands.main([str(one) for one in arguments]) == status

@@ -1,4 +1,4 @@
-"""``mpgluon bench``: a table of a training step in three formats, and what it depends on."""
+"""``mpgluon bench``: a table of a training step in three formats, and its conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mpgluon doctor``: its exit status, what it says of a network, and life without MXNet."""
+"""``mpgluon doctor``: its exit status, findings about a network, and life without MXNet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mpgluon export``: from a function, from a zoo's name and weights, and from what is neither."""
+"""``mpgluon export``: from a function, from a zoo's name and weights, and from neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``mpgluon numerics``: what a recording shows, two of them, and folders that are none."""
+"""``mpgluon numerics``: one recording, a comparison of two, and folders without one."""
 
 from __future__ import annotations
 

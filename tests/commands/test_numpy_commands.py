@@ -1,4 +1,4 @@
-"""Commands on a network of MXNet's NumPy interface: what they print of the same one in mx.nd."""
+"""Commands on a network of MXNet's NumPy interface: the output for the same one in mx.nd."""
 
 from __future__ import annotations
 

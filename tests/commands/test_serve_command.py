@@ -371,7 +371,7 @@ def test_a_large_request_is_answered_and_too_large_a_one_refused(server):
     # Past 512 KiB waitress would go on in a file, which the fixture would see.
     body = os.urandom(4 * 2**20)
     assert requests.post(f"{server}classify", data=body, timeout=60).status_code == 415
-    # waitress refuses by what a request says of its length, before its body arrives.
+    # waitress refuses by the length in a request's header, before its body arrives.
     address = server.split("/")[2].split(":")
     with socket.create_connection((address[0], int(address[1])), timeout=60) as connection:
         head = f"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {LIMIT + 1}\r\n\r\n"
@@ -428,7 +428,7 @@ def page(browser, server):
 
 
 def table_of(page) -> dict[str, list[str]]:
-    """Return what is in each row of the table: probabilities with their differences from FP32."""
+    """Return the cells of each row of the table: probabilities, their differences from FP32."""
     page.wait_for("document.querySelectorAll('tbody tr').length >= 5")
     rows = page.evaluate(
         """Array.from(document.querySelectorAll('tbody tr'), (row) =>
@@ -438,7 +438,7 @@ def table_of(page) -> dict[str, list[str]]:
 
 
 def answer_of(server, photograph: Path) -> dict[str, list[str]]:
-    """Return what the table has to show."""
+    """Return the expected cells of the table."""
     response = requests.post(f"{server}classify", data=photograph.read_bytes(), timeout=60)
     predictions = response.json()["predictions"]
     probabilities = [

@@ -77,7 +77,7 @@ def test_both_archives_become_the_same_folder_per_category(tmp_path, parts, name
         for number, (image, label) in enumerate(zip(images, labels)):
             path = tmp_path / "cifar10" / part / CATEGORIES[label] / f"{number:05}.png"
             np.testing.assert_array_equal(np.asarray(Image.open(path)), image)
-    archive.unlink()  # what is there is not made again
+    archive.unlink()  # existing files are not made again
     unpack_cifar10(archive, tmp_path / "cifar10")
 
 

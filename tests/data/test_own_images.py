@@ -1,4 +1,4 @@
-"""Folders of a user's own photographs: what is found in them, and what is refused."""
+"""Folders of a user's own photographs: the classes and images found, and errors."""
 
 from __future__ import annotations
 

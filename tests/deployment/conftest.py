@@ -1,4 +1,4 @@
-"""The list of networks and how to build them is that of the tests of precision."""
+"""Fixtures: the networks of the tests of precision."""
 
 from __future__ import annotations
 

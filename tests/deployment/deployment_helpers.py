@@ -100,7 +100,7 @@ def sixteen_bit_bound(net: gluon.Block, images: mx.nd.NDArray, fmt: FloatFormat)
     """Return how far a network in a 16-bit format may be from itself in FP32.
 
     As in the tests of precision: each layer rounds its result too, and so do the normalization
-    and the sum behind it: four roundings in place of that of the weights alone.
+    and the sum behind it: four roundings in place of one, of the weights.
     """
     return 4 * effect_of_rounding(net, images, fmt)
 

@@ -54,7 +54,7 @@ def some_image(width: int = 40, height: int = 30) -> Image.Image:
 
 
 def assert_right(prediction, logits: np.ndarray, error: float) -> None:
-    """Compare with exact logits; those of the network may be off by ``error`` each.
+    """Compare with exact logits; the network's may be off by ``error`` each.
 
     Then numerator and denominator of a probability are off by factors of up to exp(error).
     """
@@ -93,7 +93,7 @@ def test_the_guesses_are_what_the_weights_say_of_the_crop_that_tests_see(
         one, other = classifier(folder.paths[index].read_bytes())
         assert (one.dtype, other.dtype) == ("float32", dtype)
         # Sums of n terms in FP32 in any order: n * 2**-24 of the sum of magnitudes, to first
-        # order; twice that for what is left out.
+        # order; twice that for the terms left out.
         in_fp32 = 2 * INPUTS * 2.0**-24 * magnitude
         assert_right(one, logits, in_fp32)
         # Operands and result are rounded too: by half a unit in the last place, each. Weights

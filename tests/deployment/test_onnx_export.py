@@ -1,4 +1,4 @@
-"""ONNX files of whole networks, served by onnxruntime, and what they say of themselves."""
+"""ONNX files of whole networks, served by onnxruntime, and their metadata."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_another_file_is_refused(tmp_path, content, message):
         ({"image_size": "16"}, "image_size must be at least 1 pixel, an int, received '16'"),
         ({"centre_crop": 0.0}, r"centre_crop must be in \(0, 1\]"),
         ({"centre_crop": 1.5}, r"centre_crop must be in \(0, 1\]"),
-        ({"std": (1.0, 0.0, 1.0)}, "those of std positive"),
+        ({"std": (1.0, 0.0, 1.0)}, "all positive in std"),
         ({"mean": (0.5, 0.5, float("nan"))}, r"received \(0.5, 0.5, nan\)"),
         ({"std": (1.0, 1.0, float("inf"))}, r"and \(1.0, 1.0, inf\)"),
         ({"mean": (1.0,)}, "a number for each of red, green and blue"),

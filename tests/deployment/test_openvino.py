@@ -13,10 +13,10 @@ import pytest
 from deployment_helpers import distance, every_network, fp32_bound, logits_of, sixteen_bit_bound
 from test_networks import build, inputs_of
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-openvino" / "bin" / "python"
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin" / "python"
 
 pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="OpenVINO's own environment, .venv-openvino, is not there"
+    not PYTHON.exists(), reason="OpenVINO's own environment, .venv-peers, is not there"
 )
 
 PREDICT = """

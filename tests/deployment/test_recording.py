@@ -147,7 +147,7 @@ def test_an_input_needs_a_name_of_its_own():
 
 
 def folded_by_hand(weight, bias, norm):
-    """Return the weight and bias that do what a layer and a BatchNorm behind it do."""
+    """Return the weight and bias that have the effect of a layer and a BatchNorm behind it."""
     gamma, beta, mean, variance = (
         p.data().asnumpy().astype(np.float64)
         for p in (norm.gamma, norm.beta, norm.running_mean, norm.running_var)

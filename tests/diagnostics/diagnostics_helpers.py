@@ -33,7 +33,7 @@ class Times(nn.HybridBlock):
 
 
 class InTwoSteps(nn.HybridBlock):
-    """Squares and takes the root again: the result is harmless, what is between is not."""
+    """Squares and takes the root again: the result is harmless, the square is not."""
 
     def hybrid_forward(self, F, x):
         return F.sqrt(F.broadcast_mul(x, x) + 1)

@@ -25,7 +25,7 @@ ALMOST = 40000.0  # twice of which is too large
 
 
 class Residual(nn.HybridBlock):
-    """Adds what the layers inside it make of its input to the input."""
+    """Adds the result of the layers inside it to its input."""
 
     def __init__(self, *layers: Callable[[], gluon.Block]) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def _tried(seed: int, random: Random) -> Optional[Planted]:
 
 
 def _layer(family: str, random: Random) -> Callable[[], gluon.Block]:
-    """Return what makes a layer that keeps the shape of a batch but for its channels."""
+    """Return a function that makes a layer that keeps all of a batch's shape but the channels."""
     size = random.choice((4, 5, 6))
     pooling = {"pool_size": 3, "strides": 1, "padding": 1}
     norms = [
@@ -183,7 +183,7 @@ def _product(family: str, size: int = 4) -> Callable[[], gluon.Block]:
 
 
 def _doubling(family: str) -> Callable[[], gluon.Block]:
-    """Return what makes a sum that is twice its input, or more, where that is largest."""
+    """Return a function that makes a sum that is at least twice its input where it is largest."""
     if family == "images":
         inner: Callable[[], gluon.Block] = lambda: nn.MaxPool2D(3, 1, 1)  # noqa: E731
     else:

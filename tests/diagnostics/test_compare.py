@@ -49,7 +49,7 @@ def error_when_kept(net, batch, blocks):
 
 
 class Cancelling(nn.HybridBlock):
-    """Adds a large number and takes it away again: what was small is lost in 16 bits."""
+    """Adds a large number and subtracts it again: small values are lost in 16 bits."""
 
     def __init__(self, large=512, prefix=None):
         super().__init__(prefix=prefix)

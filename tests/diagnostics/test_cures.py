@@ -178,7 +178,7 @@ def test_one_operator_is_tried_before_its_layer_and_written_with_its_place(tmp_p
 
 
 class WithADot(nn.HybridBlock):
-    """Has a child whose name has a dot in it, as those of networks from PyTorch do."""
+    """Has a child whose name has a dot in it, as in networks from PyTorch."""
 
     def __init__(self):
         super().__init__(prefix="dotted_")

@@ -96,7 +96,7 @@ def test_a_healthy_machine_has_at_most_the_note_that_it_has_no_gpu(facts, notes,
     assert "GPU" in {f.topic for f in report.findings}
 
 
-# Facts; the topic and level of the finding; words in what it says, why, and how to fix it.
+# Facts; the topic and level of the finding; words in its sentence, reason and remedy.
 MACHINES = {
     "Python 3.12 has no distutils": (replace(HEALTHY, python=(3, 12)),
         ("Python", "error", "without setuptools", "distutils", "setuptools<81")),

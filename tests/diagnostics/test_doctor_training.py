@@ -214,7 +214,7 @@ def trainer_of(net, optimizer="sgd", multi_precision=True, learning_rate=0.01, *
 
 
 def problems(report):
-    """Return what is not right, by topic."""
+    """Return the levels of findings that are not "ok", by topic."""
     return {f.topic: f.level for f in report.findings if f.level != "ok"}
 
 
@@ -350,7 +350,7 @@ def test_updates_in_the_kvstore_are_foreseen_before_the_first_step(devices, opti
         losses = [net(mx.nd.ones((1, 3), ctx=ctx)) for ctx in devices]
     autograd.backward(losses)
     plain.step(1)
-    assert bool(plain._update_on_kvstore) == expected  # what the Trainer itself came to
+    assert bool(plain._update_on_kvstore) == expected  # the Trainer's own decision
     assert problems(check_training(net, plain)) == {"cast": "note"}
 
 

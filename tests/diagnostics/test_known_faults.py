@@ -41,7 +41,7 @@ def deconvolution(F, x, weight):
 
 
 WEIGHT = (16, 4, 3, 3)
-# The function, how its block is hybridized, the shape of another input, a word of what is said,
+# The function, how its block is hybridized, the shape of another input, a word of the message,
 # and whether a cast network has the fault too.
 FAULTS = {
     "slope": (lambda F, x, y: F.LeakyReLU(x, y, act_type="prelu"), {}, (16,), "slope", False),

@@ -361,7 +361,7 @@ def test_all_values_of_one_and_some_of_the_other_compare_those_that_both_have(tm
 
 def test_a_fault_in_a_backward_pass(reference, tmp_path):
     class Faulty(nn.Activation):
-        """The same result; its gradient is that of half of it."""
+        """The same result; its gradient is half of the right one."""
 
         def hybrid_forward(self, F, x):
             result = F.relu(x)

@@ -1,4 +1,4 @@
-"""The recorder of numerics: what it keeps, that it changes nothing, and what can go wrong."""
+"""The recorder of numerics: its recordings, its errors, and that it changes nothing."""
 
 from __future__ import annotations
 

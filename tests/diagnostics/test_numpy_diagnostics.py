@@ -1,4 +1,4 @@
-"""Diagnostics of a network of MXNet's NumPy interface: what they say of the same one in mx.nd."""
+"""Diagnostics of a network of MXNet's NumPy interface: equal to those for mx.nd."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Product(nn.HybridBlock):
 
 
 class Masked(nn.HybridBlock):
-    """Softmax of what a mask leaves: the rest is minus infinity in float16, and meant to be."""
+    """Softmax of unmasked scores: masked ones are minus infinity in float16, and meant to be."""
 
     def hybrid_forward(self, F, x):
         masked = F.where(x > -10, x, F.ones_like(x) * -1e9)

@@ -23,7 +23,7 @@ from mxnet.gluon import nn
 
 
 class Doubled(nn.HybridBlock):
-    """Adds to its input what a block in it returns."""
+    """Adds the result of a block in it to its input."""
 
     def __init__(self, prefix):
         super().__init__(prefix=prefix)

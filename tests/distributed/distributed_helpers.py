@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "distributed.md"
 MARK = "MPGLUON_TEST_JOB"
 LIMIT_S = 120  # of a job that is not meant to hang; they take seconds on an idle machine
-GONE_WITHIN_S = 5  # the kernel needs a moment to end what was killed
+GONE_WITHIN_S = 5  # the kernel needs a moment to end killed processes
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def mpirun(processes: int, program: Path, *arguments: object) -> Job:
 
 
 def run_job(command: list[str], variables: Mapping[str, str]) -> Job:
-    """Run a command to its end, and end what is left of it."""
+    """Run a command to its end, and end the processes that it left."""
     mark = uuid.uuid4().hex
     log = Path(tempfile.gettempdir()) / f"mpgluon-job-{mark}.log"
     environment = {**os.environ, **variables, MARK: mark}

@@ -21,7 +21,7 @@ def send(number: int) -> Callable[[], None]:
 
 
 def ask_mpirun_to_stop() -> None:
-    """Send mpirun, which is the parent of its processes on its own machine, what it passes on."""
+    """Send mpirun, the parent of its processes on its own machine, a signal that it passes on."""
     os.kill(os.getppid(), signal.SIGUSR1)
 
 

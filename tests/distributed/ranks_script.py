@@ -19,7 +19,7 @@ from recipes.training.steps import Stepper  # noqa: E402
 
 
 def sabotage(kind: str, culprit: int, bad_step: int, moment: Path) -> None:
-    """Let the culprit's steps, counted from 1 in this process, end badly."""
+    """Make one of the culprit's steps, counted from 1 in this process, end badly."""
     do_step, steps = Stepper.__call__, [0]
 
     def do_step_and_fail(self, images, labels, *, seed):

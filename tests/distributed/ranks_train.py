@@ -24,7 +24,7 @@ from small_training import FIRST_SCALE, batches, make_net, train
 
 
 def summed(processes: MpiProcesses, values: list[float], dtype: str) -> np.ndarray:
-    """Return what a Trainer's gradient is after the exchange, from one value per element."""
+    """Return a Trainer's gradient after the exchange, from one value per element."""
     weight = gluon.Parameter("weight", shape=(len(values),), dtype=dtype)
     weight.initialize(mx.init.Zero())
     trainer = gluon.Trainer([weight], "sgd", {}, kvstore=MpiKVStore(processes))
@@ -139,7 +139,7 @@ def main(folder: str) -> None:
             run(f"{dtype}-control", dtype, without_bad_step=True)
             with interface(in_numpy=True):
                 run(f"{dtype}-in-numpy", dtype, poisoned_rank=size - 1)
-        # Other initial weights on each rank: all must begin with those of rank 0.
+        # Other initial weights on each rank: all must begin with the weights of rank 0.
         run("float32-other-seeds", "float32", seed=rank)
         run("float16-other-seeds", "float16", seed=rank, shared=True)
         try:

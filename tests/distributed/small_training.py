@@ -71,7 +71,7 @@ def train(
     poisoned_rank: Optional[int] = None,
     without_bad_step: bool = False,
 ) -> dict[str, np.ndarray]:
-    """Train, and return weights, FP32 masters, the losses' scales and what was skipped.
+    """Train, and return weights, FP32 masters, the losses' scales and the skipped steps.
 
     ``poisoned_rank`` gets one infinite gradient in `BAD_STEP`. ``without_bad_step`` is the
     control: that step does not happen, and the scale is lowered by hand.
@@ -115,7 +115,7 @@ def train(
 
 
 def masters_of(trainer: gluon.Trainer, net: gluon.Block) -> dict[str, np.ndarray]:
-    """Return the FP32 masters of the float16 weights, from what a checkpoint would hold."""
+    """Return the FP32 masters of the float16 weights, as a checkpoint would hold them."""
     from mpgluon.checkpoint.saved import Run
     from mpgluon.checkpoint.trainer import export_optimizer
 

@@ -37,7 +37,7 @@ def test_weights_are_bit_for_bit_those_of_one_process_that_adds_the_parts_in_flo
     ranks, _ = scenarios
     if ranks > 2 and dtype != "float16":
         # Two numbers have one float32 sum. For four, MPI chooses the order, which matters
-        # unless float32 holds all partial sums exactly, as it does those of float16 numbers of
+        # unless float32 holds all partial sums exactly, as it does for float16 numbers of
         # similar size.
         pytest.skip("the order of a sum of four float32 numbers is MPI's")
     several = numbers_of(part_of(scenarios[1], dtype))
@@ -136,7 +136,7 @@ def test_float16_gradients_are_summed_in_float32(scenarios):
     if ranks < 4:
         pytest.skip("two numbers have one sum in any format")
     # +60000, +60000, -60000, -60000 on the ranks in three arrangements: whichever two are added
-    # first in float16, in one of them their sum would be infinite, and that of all not a number.
+    # first in float16, in one of them their sum would be infinite, and the sum of all NaN.
     assert results["cancelling"].tolist() == [0, 0, 0]
 
 

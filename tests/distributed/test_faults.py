@@ -10,7 +10,7 @@ from faults import seconds_after
 
 pytestmark = pytest.mark.multiprocess
 
-AT_ONCE_S = 10  # what is promised; it takes a second or two
+AT_ONCE_S = 10  # the promised limit; it takes a second or two
 TIMEOUT_S = 3.0
 NEVER_S = 1000.0  # a time limit that a test does not reach
 

@@ -1,6 +1,7 @@
 """Horovod's Trainer with a loss scale: ``amp.init_trainer(hvd.DistributedTrainer(...))``.
 
-Horovod takes minutes to build and is in no environment by default: `make test-horovod` makes one.
+Horovod takes minutes to build and is in no environment by default; `make test WITH=horovod` makes
+one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ pytestmark = [
     pytest.mark.multiprocess,
     pytest.mark.skipif(
         importlib.util.find_spec("horovod") is None,
-        reason="horovod is not installed (make test-horovod)",
+        reason="horovod is not installed (make test WITH=horovod)",
     ),
 ]
 
@@ -65,5 +66,5 @@ def test_an_overflow_on_one_process_skips_the_step_on_all_and_lowers_the_scale_o
 def test_float32_weights_are_those_of_one_process_with_the_whole_batch(workers):
     one = numbers_of(train("float32"))
     for name, value in part_of(workers[0], "float32-plain").items():
-        if name in one:  # the tolerance is that of `test_equality`
+        if name in one:  # the tolerance is as in `test_equality`
             np.testing.assert_allclose(value, one[name], rtol=0, atol=1e-6, err_msg=name)

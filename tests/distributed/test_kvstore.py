@@ -1,4 +1,4 @@
-"""The kvstore in one process: sums over devices, how many messages, and what it refuses."""
+"""The kvstore in one process: sums over devices, numbers of messages, and errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
 
 
 class Recorder(OneProcess):
-    """One process that writes down what it would send."""
+    """One process that writes down the messages that it would send."""
 
     def __init__(self) -> None:
         self.rolls: list[str] = []

@@ -1,4 +1,4 @@
-"""The job script of docs/distributed.md, run by a real Slurm of one node: `make test-slurm`."""
+"""The job script of docs/distributed.md in a real Slurm of one node: `make test WITH=slurm`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def slurm() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def checkout(tmp_path) -> Path:
-    """Return a folder like that of the checkout, with the page's script and this environment."""
+    """Return a folder like the checkout's, with the page's script and this environment."""
     (tmp_path / "job.sh").write_text(block_of_page("bash"))
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "scripts").symlink_to(ROOT / "scripts")

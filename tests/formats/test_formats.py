@@ -169,7 +169,7 @@ def test_a_tiny_format_rounds_to_the_nearest_of_all_its_numbers(bits):
     numbers = sorted(
         {significand * spacing for significand in significands for spacing in spacings}
     )
-    beyond = Fraction(2) ** (bias + 1)  # stands for infinity: what the next number would be
+    beyond = Fraction(2) ** (bias + 1)  # stands for infinity: the next number, without a limit
     numbers.append(beyond)
     step = numbers[1] / 8
     for value in (n * step for n in range(int((beyond + numbers[1]) / step))):
@@ -315,7 +315,7 @@ def test_the_numbers_of_bfloat16_are_upper_halves_of_float32_patterns():
     assert one == 1
     assert BFLOAT16.epsilon == after_one - one
     assert BFLOAT16.unit_roundoff == BFLOAT16.epsilon / 2
-    assert (BFLOAT16.max_exponent, BFLOAT16.min_exponent) == (127, -126)  # those of float32
+    assert (BFLOAT16.max_exponent, BFLOAT16.min_exponent) == (127, -126)  # as float32
 
 
 def test_a_format_prints_as_its_name_and_cannot_be_changed():

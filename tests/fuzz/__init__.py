@@ -1,1 +1,1 @@
-"""Random networks in every format: `make fuzz`; docs/fuzzing.md says what is compared."""
+"""Random networks in every format: `make fuzz`; docs/fuzzing.md has the comparisons."""

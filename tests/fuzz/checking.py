@@ -1,4 +1,4 @@
-"""Which results of a program must have the same bits, and what is wrong with them."""
+"""Which results of a program must have the same bits, and the differences found."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WAYS = (
 )
 MODES = ("imperative", "hybridized", "static")
 COUNTERPART = "imperative, as a HybridBlock of mx.nd"
-"""A mode with another source: that of ``Program.counterpart``."""
+"""A mode with another source, ``Program.counterpart``'s."""
 _TRIES_IN_FP32 = 6
 PROPERTIES = ("is near FP32", "resumes", "restores", "replays", "copies")
 _NATIVE_BFLOAT16 = ("autocast bfloat16", "bfloat16 weights")
@@ -215,7 +215,7 @@ def _fails_in_fp32(
 
 
 def _fp32(workers, sources, one, other, names) -> set[str] | None:
-    """Return what differs between two runs of the plain FP32 network: MXNet's own differences.
+    """Return the differences between two runs of the plain FP32 network: MXNet's own.
 
     Numbers that are added in another order often have the same sum, so until all ``names`` are
     found the network is run with other numbers, and without MXNet's merging of equal operators,

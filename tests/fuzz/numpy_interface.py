@@ -1,7 +1,7 @@
 """Expressions of ``mx.nd``, written for MXNet's NumPy interface with the same operators.
 
 Works on the text of :mod:`fuzz.random_networks`, not on any Python. Operators that the interface
-lacks stay those of ``mx.nd``, between ``as_nd_ndarray()`` and ``as_np_ndarray()``.
+lacks stay ``mx.nd``'s, between ``as_nd_ndarray()`` and ``as_np_ndarray()``.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Input:
 class Node:
     """One line of the network: an expression of the values that it takes, ``{0}`` and ``{1}``.
 
-    ``dtype`` is that of a value which is not one of the network's floating numbers.
+    ``dtype`` is set for a value that is not one of the network's floating numbers.
     """
 
     expression: str
@@ -67,7 +67,7 @@ class Program:
     optimizer, wrapper, packing : str
         How it is trained, what plain Block is around it, and how it returns its results.
     interface : str
-        "nd", or "np": MXNet's NumPy interface. Expressions are those of ``mx.nd`` in both.
+        "nd", or "np": MXNet's NumPy interface. Expressions are written for ``mx.nd`` in both.
     is_plain : bool
         Whether the network is a plain Block, which calls operators by name instead of by ``F``.
     """

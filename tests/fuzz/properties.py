@@ -146,7 +146,7 @@ class _Training:
         return outputs, loss
 
     def step(self, step: int) -> Results:
-        """Make a step, and return what it has computed."""
+        """Make a step, and return its results."""
         found: Results = {}
         for part in range(1 + self.adds):
             batch = self.program.inputs(10 * step + part)
@@ -252,7 +252,7 @@ def replays(program, way: str, mode: str) -> str:
 
 
 class MXNetsOwnError(Exception):
-    """Plain FP32 MXNet cannot do what is asked for."""
+    """Plain FP32 MXNet cannot run the program."""
 
 
 def _refuse_what_mxnet_cannot_train(program, mode: str) -> None:
@@ -332,8 +332,8 @@ PROPERTIES = {"resumes": resumes, "restores": restores, "replays": replays, "cop
 def trial(sources: dict[str, str], way: str, modes, properties) -> dict:
     """Run a program, and return the arrays of each mode and what each property says.
 
-    An error is what it says, and fails like a difference. The sources are those of the program
-    (``""``), of the same with noise, and of its counterpart, which has modes of its own.
+    An error's result is its message, and fails like a difference. The sources are the program's
+    (``""``), the same with noise, and its counterpart's, which has modes of its own.
     """
     if way == "float32":
         sources = {kind: _for_plain_fp32(source) for kind, source in sources.items()}
@@ -373,6 +373,6 @@ def _for_plain_fp32(source: str) -> str:
 def _or_error(function, *args):
     try:
         return function(*args)
-    except Exception as error:  # noqa: BLE001 - whatever a network raises is what is looked for
+    except Exception as error:  # noqa: BLE001 - any error of a network is a finding
         lines = str(error).strip().splitlines() or [""]
         return {"error": f"{type(error).__name__}: {lines[-1][:300]}"}

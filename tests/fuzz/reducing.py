@@ -76,7 +76,7 @@ def _with_value(program: Program, number: int, value: Input | Node) -> Program:
 
 
 def _replaced(program: Program, number: int, other: int) -> Program:
-    """Let ``other`` be taken in place of a value."""
+    """Return the program with ``other`` in place of a value."""
     values = {
         n: replace(v, takes=tuple(other if t == number else t for t in v.takes))
         if isinstance(v, Node)

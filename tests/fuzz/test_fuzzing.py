@@ -153,7 +153,7 @@ def test_a_sum_of_many_uses_loses_those_that_do_not_matter():
 
 
 def said_of(change, **changes):
-    """Return what is said of a program if a worker's results are changed."""
+    """Return the findings about a program if a worker's results are changed."""
 
     class InThisProcess(Workers):
         def run(self, wanted):

@@ -34,7 +34,7 @@ def gpu() -> mx.Context:
 
 @pytest.fixture(scope="module", autouse=True)
 def _repeatable():
-    """Let cuDNN take only algorithms that add in a fixed order: training repeats bit for bit."""
+    """Limit cuDNN to algorithms that add in a fixed order: training repeats bit for bit."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MXNET_ENFORCE_DETERMINISM", "1")
         yield

@@ -27,7 +27,7 @@ def assert_within_theory(got: np.ndarray, oracle, operands, *, rounded_before_bi
 
     As on the CPU, but that a Tensor Core truncates where it adds, so that u is 2**-23 (Fasi et
     al., "Numerical behavior of NVIDIA tensor cores", 2021, 3), and that MXNet's kernels for GPUs
-    add a bias to what is rounded to float16 already: one rounding more.
+    add a bias to results that are rounded to float16 already: one rounding more.
     """
     exact = oracle(*operands)
     magnitude = oracle(*(np.abs(operand) for operand in operands))

@@ -22,7 +22,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def record(gpu):
-    """Time the three ways, and write the record where those of other machines are."""
+    """Time the three ways, and write the record into the folder of other machines' records."""
     racers = [Contestant(name, FACTORY, {"way": way, **NETWORK}) for way, name in NAMES.items()]
     device = f"gpu:{gpu.device_id}"
     title = "training step, {model}, batch {batch_size}, {image_size} px".format(**NETWORK)

@@ -1,4 +1,4 @@
-"""Whether Tensor Cores compute what is float16.
+"""Whether Tensor Cores compute float16 products.
 
 MXNet's profiler names operators, not the kernels in them, so two other witnesses are heard. What
 cuDNN is asked for stands in its own log. And a product that is faster than the GPU's other units

@@ -1,4 +1,4 @@
-"""Hybridized networks on a CPU: the rewritten graph gives what the one with casts gives."""
+"""Hybridized networks on a CPU: the rewritten graph and the one with casts have equal results."""
 
 from functools import partial
 
@@ -194,7 +194,7 @@ def one_pass(make, shape, mode, cast=mpgluon.cast_block):
 
 
 class Arithmetic(nn.HybridBlock):
-    """A convolution, and what a function of F and its result returns."""
+    """A convolution, then a function of F and the convolution's result."""
 
     def __init__(self, function):
         super().__init__()

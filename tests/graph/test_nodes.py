@@ -53,7 +53,7 @@ def test_entries_are_replaced_in_chains_and_in_the_operands_of_what_is_put_in_th
     new = {
         (parts, 0): y,
         (parts, 1): x,
-        (nodes["abs"], 0): Entry(parts, 1),  # left out; and what it was given is replaced
+        (nodes["abs"], 0): Entry(parts, 1),  # left out; and its operand is replaced
         (nodes["exp"], 0): Entry(Node("elemwise_add", "sum", {}, [Entry(nodes["abs"]), y])),
     }
     replaced = graph.replaced(new)

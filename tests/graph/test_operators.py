@@ -63,7 +63,7 @@ def test_no_operator_is_listed_under_two_rules():
     assert sorted(names) == sorted(set(names))
 
 
-# Where this table and that of mxnet.contrib.amp differ on purpose, and why.
+# Deliberate differences between this table and mxnet.contrib.amp's, with reasons.
 _PRODUCTS = "a matrix product: 16-bit operands, FP32 sums"
 _NORMS = "computed in FP32 as there, but its result goes on in 16 bits, as BatchNorm's does"
 _MOVES = "moves values or sets zeros: nothing is rounded"

@@ -1,7 +1,7 @@
 """Dot products as MMA-Sim computes them: run by the Python that has ``mmasim``, imported by tests.
 
 ``python tests/kernels/mmasim_side.py FILE SIZE`` writes SIZE x SIZE dot products of each case; what
-their operands are is decided here, too. ``.venv-torch``, which ``make test-torch`` makes, has
+their operands are is decided here, too. ``.venv-peers``, which ``make test WITH=peers`` makes, has
 ``mmasim``.
 """
 
@@ -68,7 +68,7 @@ def operands(dtype, character, size):
         return made
 
     one, other = matrix(), matrix()
-    if character == "cancellation":  # what is left of pairs is far below them
+    if character == "cancellation":  # the sum of a pair is far below its terms
         half = terms // 2
         one[:, half:], other[:, half:] = one[:, :half], -other[:, :half]
         other[:, half:] *= 1 + (draw.rand(size, half) < 0.2) * 2.0**-7

@@ -46,7 +46,7 @@ def asked(tmp_path, monkeypatch):
 
 
 def ask() -> str:
-    """Return what a new process would find."""
+    """Return the answer without the cache of this process, as a new one does."""
     return bfloat16.bfloat16_products.__wrapped__()
 
 

@@ -90,7 +90,7 @@ BOTH = [("float16", EVERY_FLOAT16), ("bfloat16", EVERY_BFLOAT16)]
 
 
 def where_subnormals_are_kept(values, dtype):
-    """Leave out what a processor with AVX-512-BF16 flushes to zero: bfloat16's subnormals."""
+    """Leave out bfloat16's subnormals, which a processor with AVX-512-BF16 flushes to zero."""
     return values[(np.abs(values) >= BFLOAT16.smallest_normal) | (dtype == "float16")]
 
 

@@ -2,10 +2,10 @@
 
 ``mmasim_cases.npz`` holds MMA-Sim's results of small products, written by mmasim 2.1.1 with
 
-    .venv-torch/bin/python tests/kernels/mmasim_side.py tests/kernels/mmasim_cases.npz 8
+    .venv-peers/bin/python tests/kernels/mmasim_side.py tests/kernels/mmasim_cases.npz 8
 
-``make test-torch`` computes a million per kind again. ``h100_cases.npz`` holds what an NVIDIA H100
-computed, written there by
+``make test WITH=peers`` computes a million per kind again. ``h100_cases.npz`` holds results of an NVIDIA
+H100, written there by
 
     python tests/kernels/gpu_side.py tests/kernels/h100_cases.npz 32
 
@@ -28,7 +28,7 @@ from native_builds import EACH_KIND_OF_PROCESSOR, program
 
 HERE = Path(__file__).resolve().parent
 SIDE = HERE / "mmasim_side.py"
-TORCH = HERE.parents[1] / ".venv-torch" / "bin" / "python"
+TORCH = HERE.parents[1] / ".venv-peers" / "bin" / "python"
 FORMATS = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 
 mmasim_side = module_from(SIDE)
@@ -114,10 +114,10 @@ def test_each_kind_of_processor_has_the_bits_of_mma_sim(multiply):
 @pytest.fixture(scope="module")
 def many_of_mma_sim(tmp_path_factory):
     if not TORCH.exists():
-        pytest.skip("PyTorch has no environment here; make test-torch makes one")
+        pytest.skip("PyTorch has no environment here; make test WITH=peers makes one")
     known = subprocess.run([TORCH, "-c", "import mmasim"], capture_output=True, check=False)
     if known.returncode != 0:
-        pytest.skip(".venv-torch has no mmasim; remove it, and make test-torch makes it again")
+        pytest.skip(".venv-peers has no mmasim; remove it, and make test WITH=peers makes it again")
     path = tmp_path_factory.mktemp("mmasim") / "results.npz"
     subprocess.run([TORCH, SIDE, path, "320"], check=True, timeout=900)
     return np.load(path)

@@ -99,7 +99,7 @@ class _Planted(MetaPathFinder, SourceLoader):
 
     def get_data(self, path: str) -> bytes:
         if path != str(self.path):
-            raise OSError(f"{path} is not read: its code is not that of the fault")
+            raise OSError(f"{path} is not read: it is without the planted fault")
         self.was_imported = True
         return self.source.encode()
 

@@ -49,7 +49,7 @@ def test_a_replay_has_the_threads_that_the_training_had(rendered, tmp_path):
 
 @pytest.fixture
 def replayed(rendered, tmp_path, request):
-    """Return what trains and records, runs the newest file again, and returns what is printed."""
+    """Return a function that trains, records, replays the newest file, and returns the output."""
 
     def replay(options: list[str]) -> str:
         if "float8" in str(options):

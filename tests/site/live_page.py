@@ -12,7 +12,7 @@ def evaluate(browser, lines, *, figure):
 
 
 def status(browser, figure):
-    """Return what a figure says to screen readers."""
+    """Return a figure's text for screen readers."""
     return evaluate(browser, "return box.querySelector('[role=status]').textContent", figure=figure)
 
 

@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, and prints what the page shows; commands parse.
+"""Every Python block of the documentation runs, with the page's output; commands parse.
 
 docs/migration.md has a test of its own, tests/test_migration.py, which checks what its blocks do.
 """
@@ -58,7 +58,7 @@ class Fence(NamedTuple):
 
 
 class Block(NamedTuple):
-    """A block of Python on a page, and what the page says that it prints."""
+    """A block of Python on a page, and its output according to the page."""
 
     code: str
     line: int
@@ -153,7 +153,7 @@ def files_to_serve(net) -> None:
 
 
 def run(block: Block, page: str, names: dict[str, Any]) -> str:
-    """Execute a block; return what it printed."""
+    """Execute a block; return its output."""
     printed = io.StringIO()
     code = compile("\n" * (block.line - 1) + block.code, page, "exec")
     with contextlib.redirect_stdout(printed):

@@ -13,7 +13,7 @@ from mpgluon_tools.commands import COMMANDS
 import pytest
 import yaml
 
-pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
+pytest.importorskip("sphinx", reason="`make docs` installs Sphinx, and runs this")
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))

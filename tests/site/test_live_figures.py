@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from live_page import assert_same_bits, status
 
-pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
+pytest.importorskip("sphinx", reason="`make docs` installs Sphinx, and runs this")
 pytest.importorskip("ziglang", reason="ziglang is in the environment of `make docs`")
 import live_figures
 

@@ -16,7 +16,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
+pytest.importorskip("sphinx", reason="`make docs` installs Sphinx, and runs this")
 pytest.importorskip("ziglang", reason="ziglang is in the environment of `make docs`")
 import live_figures
 

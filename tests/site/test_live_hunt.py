@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
+pytest.importorskip("sphinx", reason="`make docs` installs Sphinx, and runs this")
 pytest.importorskip("ziglang", reason="ziglang is in the environment of `make docs`")
 
 NAMES = ("input", "filters", "energy", "gate", "hidden", "norm", "exponential", "output")

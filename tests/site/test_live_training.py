@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from live_page import assert_same_bits
 
-pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
+pytest.importorskip("sphinx", reason="`make docs` installs Sphinx, and runs this")
 pytest.importorskip("ziglang", reason="ziglang is in the environment of `make docs`")
 from training_reference import FORMATS, ReferenceTraining
 
@@ -317,7 +317,7 @@ def set_as(browser, settings):
 
 
 def look(browser):
-    """Return what is drawn of A and of B, as texts to compare."""
+    """Return the drawn elements of A and B, as texts to compare."""
     return evaluate(
         browser,
         """

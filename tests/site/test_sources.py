@@ -17,7 +17,7 @@ NAMES = {"mpgluon": mpgluon, "diagnostics": diagnostics, "fp16_utils": fp16_util
 
 
 def anchors(page: Path) -> set[str]:
-    """Return what the headings of a page are called in links."""
+    """Return the names of a page's headings in links."""
     headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}

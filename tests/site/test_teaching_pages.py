@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sphinx", reason="Sphinx is in the environment of `make docs`, which runs this")
+pytest.importorskip("sphinx", reason="`make docs` installs Sphinx, and runs this")
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -159,7 +159,7 @@ class ReferenceTraining:
         return values if self.stored == FLOAT32 else round_to(values, self.stored)
 
     def inner(self, values):
-        """Round what the normalization computes."""
+        """Round the results of the normalization."""
         return values if self.settings["normalization"] == "FP32" else self.to_format(values)
 
     def product(self, a, b):

@@ -1,4 +1,4 @@
-"""The diffs of lesson 09 are those of the code that runs."""
+"""The diffs of lesson 09 agree with the code that runs."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ SOURCE = (
 
 
 def cells_after_diffs():
-    """Return each diff's lines, and those of the loop that follows it."""
+    """Return each diff's lines, and the lines of the loop that follows it."""
     cells = re.split(r"^# %%", SOURCE, flags=re.M)
     for number, cell in enumerate(cells):
         if "```diff" not in cell:

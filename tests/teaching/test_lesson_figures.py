@@ -1,4 +1,4 @@
-"""The lessons' drawings stand alone, say in words what they show, and are where a lesson looks."""
+"""The lessons' drawings stand alone, have a description, and are where a lesson looks."""
 
 import base64
 import io

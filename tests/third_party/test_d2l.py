@@ -21,7 +21,7 @@ import pytest
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
-d2l = pytest.importorskip("d2l.mxnet", reason="the book's package: make test-third-party")
+d2l = pytest.importorskip("d2l.mxnet", reason="the book's package: make test WITH=third-party")
 mx.npx.reset_np()  # which importing it has switched on
 
 pytestmark = [

@@ -16,7 +16,7 @@ from third_party_helpers import Case, check
 
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("DGLBACKEND", "mxnet")
-    dgl = pytest.importorskip("dgl", reason="dgl is not installed (make test-third-party)")
+    dgl = pytest.importorskip("dgl", reason="dgl is not installed (make test WITH=third-party)")
 from dgl.nn.mxnet import GATConv, GraphConv, SAGEConv
 
 pytestmark = pytest.mark.third_party

@@ -10,7 +10,7 @@ import pytest
 from mxnet import autograd
 from third_party_helpers import Case, check, every_way, every_way_and_format
 
-pytest.importorskip("gluonfr", reason="gluonfr is not installed (make test-third-party)")
+pytest.importorskip("gluonfr", reason="gluonfr is not installed (make test WITH=third-party)")
 from gluonfr.loss import ArcLoss
 from gluonfr.model_zoo import get_mobile_facenet, se_resnet18_v2
 

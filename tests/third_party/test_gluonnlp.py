@@ -9,7 +9,9 @@ from mxnet import gluon
 from third_party_helpers import Case, check, every_way
 
 gluonnlp = pytest.importorskip(
-    "gluonnlp", reason="gluonnlp is not installed (make test-third-party)", exc_type=ImportError
+    "gluonnlp",
+    reason="it is not installed (make test WITH=third-party)",
+    exc_type=ImportError,
 )
 
 pytestmark = pytest.mark.third_party

@@ -25,7 +25,7 @@ from third_party_helpers import (
     train,
 )
 
-pytest.importorskip("gluonts.mx", reason="GluonTS is not installed (make test-third-party)")
+pytest.importorskip("gluonts.mx", reason="GluonTS is not installed (make test WITH=third-party)")
 import pandas as pd
 from gluonts.dataset.common import ListDataset
 from gluonts.mx.model.canonical import CanonicalRNNEstimator
@@ -167,7 +167,7 @@ class OnNetwork(Callback):
 def forecast(
     name: str, function: Callable[[mx.gluon.Block], Any], *, casts_both: bool = True
 ) -> np.ndarray:
-    """Let GluonTS train and forecast, and call a function with the network of each, or one."""
+    """Return GluonTS's forecast after training; ``function`` gets the networks of both, or one."""
     mx.random.seed(0)
     np.random.seed(0)
     trainer = Trainer(epochs=2, num_batches_per_epoch=5, callbacks=[OnNetwork(function)])

@@ -10,7 +10,7 @@ from mpgluon.trainer import networks
 
 import pytest
 
-pytest.importorskip("sockeye", reason="Sockeye is not installed (make test-third-party)")
+pytest.importorskip("sockeye", reason="Sockeye is not installed (make test WITH=third-party)")
 from sockeye import train, training
 
 pytestmark = [

@@ -165,7 +165,7 @@ def check(case: Case, way: str, hybridize: bool) -> None:
     and by up to u of a value (just above a power of two), which is twice again. A rounding of data
     that reach the loss without a weight adds u.
 
-    The weights' bound is that of what they move by, and u more for each rounding of a gradient
+    The weights' bound is the bound of their updates, and u more for each rounding of a gradient
     itself. In deep networks with small batches it exceeds 1 and says little, so that the length of
     the whole movement is compared as well: a wrong division by a loss scale is by 2 at least.
     """

@@ -1,4 +1,4 @@
-"""A run with ``--ema``: what is tested, kept and opened is the average; training is the same."""
+"""A run with ``--ema``: the average is tested, kept and opened; training is the same."""
 
 from mpgluon.checkpoint import read_parameters
 

@@ -1,6 +1,6 @@
 """A run that is killed again and again ends with the weights of one that never was.
 
-SIGKILL leaves no time to tidy up: what a run goes on from is what lay on the disk already.
+SIGKILL leaves no time to tidy up: a run goes on from the files that were on the disk already.
 """
 
 import json

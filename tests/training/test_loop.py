@@ -1,4 +1,4 @@
-"""A run from its config to its results: what it leaves on disk, and that it all agrees."""
+"""A run from its config to its results: its files, and that they agree."""
 
 import logging
 import math

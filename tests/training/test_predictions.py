@@ -1,4 +1,4 @@
-"""The picture of test images with what a network says to them."""
+"""The picture of test images with a network's predictions."""
 
 import os
 from pathlib import Path

@@ -126,7 +126,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_epoch(shapes, tmp_path, flo
 
 @pytest.fixture
 def copy_of_run(tmp_path, float16_run) -> Path:
-    """Return a folder like that of the finished float16 run, to be resumed or damaged."""
+    """Return a copy of the finished float16 run's folder, to be resumed or damaged."""
     shutil.copytree(float16_run.folder, tmp_path / "copy")
     return tmp_path / "copy"
 

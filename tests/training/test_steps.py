@@ -1,4 +1,4 @@
-"""Steps of the training script: what they minimize, and several batches for one."""
+"""Steps of the training script: the loss that they minimize, and several batches for one."""
 
 from mpgluon import DynamicLossScale, amp
 from mpgluon.distributed import OneProcess
@@ -37,7 +37,7 @@ def prepared(way: str, devices: list[mx.Context]):
 
 
 def steps_of_images(count: int, images_per_step: int):
-    """Yield images and labels of each step; those of the second overflow, in one batch only."""
+    """Yield images and labels of each step; the second step overflows, in one batch only."""
     random = np.random.RandomState(0)
     for step in range(count):
         images = random.randn(images_per_step, 2, SIDE, SIDE).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What TensorBoard is given is the history: each step once, however often the run was ended."""
+"""TensorBoard receives the history: each step once, however often the run was ended."""
 
 import sys
 from collections import defaultdict
@@ -31,7 +31,7 @@ def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def expected(done: Run) -> dict[str, list[tuple[int, float]]]:
-    """Return what the history says, in float32, which is what TensorBoard keeps."""
+    """Return the history's values in float32, the format of TensorBoard."""
     scalars = defaultdict(list)
     for kind, names in (("step", STEP_SCALARS), ("epoch", EPOCH_SCALARS)):
         for event in done.events(kind):

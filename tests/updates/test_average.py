@@ -1,4 +1,4 @@
-"""The average of a Trainer's weights: what it is, and that the network comes back from it."""
+"""The average of a Trainer's weights: its value, and that the network comes back from it."""
 
 import math
 
@@ -23,7 +23,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 
 
 def fp32_weights(training: Training) -> dict[str, np.ndarray]:
-    """Return what is to be averaged: masters, FP32 parameters, means of statistics."""
+    """Return the values to average: masters, FP32 parameters, means of statistics."""
     masters = getattr(training.trainer._updaters[0], "masters", {})
     index = {id(p): i for i, p in enumerate(training.trainer._params)}
     values = {}
@@ -125,7 +125,7 @@ def test_swapped_in_the_network_has_the_rounded_average_and_then_its_own_bits_ag
         for name, parameter in parameters.items():
             for data in parameter.list_data():
                 assert data.asnumpy().tobytes() == values[name].astype(parameter.dtype).tobytes()
-            if parameter.dtype == np.float16:  # what an export writes
+            if parameter.dtype == np.float16:  # as in an export
                 wide = fp32.fp32_value(parameter.list_data()[0], fp32.known(parameter))
                 assert wide.asnumpy().tobytes() == values[name].tobytes()
         assert (training.net(images).asnumpy() != logits).any()

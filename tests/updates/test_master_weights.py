@@ -1,6 +1,6 @@
-"""What MXNet's ``multi_precision`` gets wrong, and mpgluon on the same scenario.
+"""Errors of MXNet's ``multi_precision``, and mpgluon on the same scenario.
 
-One test for each row of what is known of it, named after ``multi_precision``; then the masters
+One test for each known fact about it, named after ``multi_precision``; then the masters
 themselves: for every optimizer, on several devices, in files.
 """
 

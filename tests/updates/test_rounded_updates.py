@@ -180,7 +180,7 @@ def test_compensation_of_a_weight_that_was_set_is_dropped():
     layer.weight.set_data(mx.nd.array([[1, 2.0**-9], [0, -(2.0**-3)]]))
     step(layer.weight, trainer, 0.0)
     found = layer.weight.data().asnumpy() + trainer._updaters[0].extra[0].asnumpy()
-    # At 1 what was kept is less than half a spacing; elsewhere it is more, and not of this weight.
+    # At 1 the compensation is less than half a spacing; elsewhere more, and not of this weight.
     assert found.tolist() == [[1 + 2.0**-9, 2.0**-9], [0, -(2.0**-3)]]
 
 

@@ -1,4 +1,4 @@
-"""What PyTorch writes and computes, for test_against_pytorch.py: run by an interpreter that has it.
+"""Files and results of PyTorch, for test_against_pytorch.py: run by an interpreter that has it.
 
     python pytorch_side.py FOLDER
 

@@ -1,7 +1,7 @@
 """State dicts that PyTorch wrote, in Gluon's twins: outputs equal to PyTorch's own.
 
 gluoncv refuses to be imported where PyTorch 2 is installed, so PyTorch computes in an environment
-of its own, which ``make test-torch`` makes. torchvision is not needed: the forward passes are
+of its own, which ``make test WITH=peers`` makes. torchvision is not needed: the forward passes are
 written by hand.
 """
 
@@ -19,12 +19,12 @@ from recipes.training.networks import build_network, load_pretrained
 from recipes.weights import read_state_dict
 
 HERE = Path(__file__).resolve().parent
-ENVIRONMENT = HERE.parents[1] / ".venv-torch"
+ENVIRONMENT = HERE.parents[1] / ".venv-peers"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         not ENVIRONMENT.is_dir(),
-        reason="PyTorch has no environment here; make test-torch makes one and runs this",
+        reason="PyTorch has no environment here; make test WITH=peers makes one and runs this",
     ),
 ]
 

@@ -62,7 +62,7 @@ def tensor(key="0", kind="FloatStorage", elements=12, size=(12,), stride=(1,), o
 
 
 def pickled(content):
-    """Return the pickle of a content, or what is a pickle already."""
+    """Return the pickle of a content, which may be a pickle already."""
     if isinstance(content, bytes):
         return content
     buffer = io.BytesIO()

@@ -4,7 +4,7 @@ The forward passes ask for arrays by torchvision's names and know nothing of Glu
 they tell whether each array arrived where it belongs. They are run on MXNet's operators, and on
 PyTorch's in an interpreter that has it: this imports neither.
 
-Names and arithmetic follow torchvision 0.21 (resnet.py, vgg.py, mobilenetv2.py), and those of
+Names and arithmetic follow torchvision 0.21 (resnet.py, vgg.py, mobilenetv2.py), and for
 EfficientNet-Lite0 the implementation in the package efficientnet_lite_pytorch 0.1.
 """
 

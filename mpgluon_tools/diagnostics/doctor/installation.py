@@ -1,4 +1,4 @@
-"""Whether what is installed is right: Python, MXNet's build, NumPy, CUDA's libraries.
+"""Checks of the installation: Python, MXNet's build, NumPy, CUDA's libraries.
 
 Functions of the facts alone; they do not look at the machine.
 """

@@ -23,7 +23,7 @@ __all__ = ["known_faults"]
 
 @dataclass(frozen=True)
 class _Network:
-    """A graph and how its network runs it: ``flags`` are those of ``hybridize``, if it is."""
+    """A graph and how its network runs it: ``flags`` are the options of ``hybridize``, if used."""
 
     graph: Graph
     is_compiled: bool
@@ -57,7 +57,7 @@ class _Network:
 
 
 def _parts(node: Node) -> list[tuple[int, ...]]:
-    """Return the shapes of what was concatenated to a node's data; nothing if it was not."""
+    """Return the shapes of the arrays that were concatenated to a node's data, if any were."""
     source = node.inputs[0].node
     return [entry.value.shape for entry in source.inputs] if source.operator == "Concat" else []
 

@@ -114,7 +114,7 @@ class MachineFacts:
     """Facts about a machine that matter to mixed precision."""
 
     python: tuple[int, int]
-    # Versions of what is installed: MXNet's builds, NVIDIA's libraries, NumPy, setuptools.
+    # Installed versions of MXNet's builds, NVIDIA's libraries, NumPy, setuptools.
     distributions: Mapping[str, str] = field(default_factory=dict)
     mxnet: Optional[MxnetFacts] = None  # None: it cannot be imported,
     import_error: str = ""  # for this reason
@@ -202,7 +202,7 @@ def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:
 
 
 def _run(code: str, limit: Optional[float], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process; what it has started ends with it where it must be ended."""
+    """Run Python code in a process; if it must be ended, the processes that it started end too."""
     command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(sys.path)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, start_new_session=True, **options

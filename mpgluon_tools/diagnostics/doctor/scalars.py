@@ -33,7 +33,7 @@ def scalars(graph: Graph) -> Iterator[Finding]:
         is_float16 = any(value.dtype == "float16" for value in values)
         for number in lost_numbers(FLOAT16, node.operator, node.options):
             is_large = abs(number) > 1
-            # A result that is rounded later need not keep what is as small as that.
+            # A result that is rounded later need not keep numbers as small as that.
             is_rounded = node in becoming_float16 and (is_large or not node.inputs)
             if (is_float16 or is_rounded) and not (is_large and _BOUNDS.search(node.operator)):
                 finding = _written(node, number)

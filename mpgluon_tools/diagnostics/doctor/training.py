@@ -231,7 +231,7 @@ class _Training:
         if type(scaler).__module__.startswith("mxnet.contrib.amp"):
             yield error(
                 "loss scale",
-                "the Trainer has that of mxnet.contrib.amp",
+                "the Trainer has the loss scale of mxnet.contrib.amp",
                 "it fails on float16 and FP32 gradients together, looks at the first device only, "
                 "and backs off a step late",
                 "from mpgluon import amp instead, without amp.init(); a new Trainer, then "

@@ -122,7 +122,7 @@ def compare_numerics(
 
 
 def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """Return what else differs between two recordings, in a sentence; empty if nothing does."""
+    """Return a sentence about other differences of two recordings; empty if there are none."""
     found = list(_different_values(a, b))
     return f"The recordings also differ in: {'; '.join(found)}." if found else ""
 
@@ -233,7 +233,7 @@ class _Steps:
         return f"the recordings are of different networks: {'; '.join(words)}."
 
     def _meaning(self, name: TensorName, difference: Difference) -> str:
-        """Return what follows from the fact that this tensor is the first one that differs."""
+        """Return the conclusion from the fact that this tensor is the first one that differs."""
         if difference.formats[0] != difference.formats[1]:
             return (
                 "One of the two is cast otherwise: a cast, or a layer in FP32, was lost or added."
@@ -304,7 +304,7 @@ class _Steps:
         return f"{what} differ before the step: {began}.{moved}"
 
     def _leaves(self, name: TensorName) -> bool:
-        """Whether a step records what it leaves of a parameter: by its update, or as it is."""
+        """Whether a step records a parameter's value after it: as its update, or as it is."""
         left = {name._replace(kind=kind) for kind in ("update", "running statistic")}
         return name.kind != "state" and bool(left & self.a.tensors.keys() & self.b.tensors.keys())
 

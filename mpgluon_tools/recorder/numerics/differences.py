@@ -1,7 +1,7 @@
 """How one tensor differs between two recordings, and whether rounding can explain it.
 
 Two orders of a sum of n numbers in FP32 differ by about sqrt(n) roundings of 2^-24. Each addition
-rounds its partial sum; if terms have random signs, that of k terms has the size sqrt(k), so that n
+rounds its partial sum; if terms have random signs, a sum of k has the size sqrt(k), so that n
 independent roundings make 2^-24 n / sqrt(2) together, where the sum has the size sqrt(n): relative
 to it, sqrt(n / 2) in each order. If all have one sign, it is sqrt(n / 3). The bound for the worst
 case has n in place of sqrt(n), and would explain nearly everything.
@@ -46,7 +46,7 @@ class Difference:
         The largest difference in units in the last place of the coarser format; NaN if none of the
         values that both keep differs, infinite if one of them is not finite.
     relative : float
-        The norm of the difference of these values over that of the values; NaN as ``units``.
+        The norm of the difference divided by the norm of the values; NaN as ``units``.
     differing, values : int
         How many of these values differ, and their number: 16 of each tensor, or all of them.
     norms : (float, float)
@@ -167,8 +167,8 @@ def terms_of(step: NumericsStep, name: TensorName) -> int:
     """Return how many numbers the longest sum behind a value has; 0 if that is not known.
 
     As far as the recorded shapes tell: of a product, a row of the weight; of a normalization, and
-    of the gradient of a parameter, the batch and its pixels; of what has no weights, such as a
-    pooling or a loss, the largest of what may be its operand over its result.
+    of the gradient of a parameter, the batch and its pixels; of a block without weights, such as a
+    pooling or a loss, the size of the largest possible operand over the result's.
     """
     if name.kind in ("gradient", "running statistic"):
         weight, results = step.tensors.get(TensorName("weight", name.name)), _of_layer(step, name)

@@ -54,9 +54,9 @@ KINDS = (
 )
 """The kinds of tensors, in the order of a step.
 
-``weight`` is what the network computes with, running statistics included, ``master`` its FP32
+``weight`` is a value that the network computes with, running statistics too, ``master`` its FP32
 value in the optimizer, ``state`` any other array of the optimizer: all before the step.
-``gradient`` is that of a parameter as the optimizer receives it, times the loss scale. ``running
+``gradient`` is a parameter's as the optimizer receives it, times the loss scale. ``running
 statistic`` is one of a BatchNorm as the step leaves it. ``update`` is the difference that the step
 makes: of the master, where there is one. A parameter that the step does not use has neither
 gradient nor update.
@@ -204,7 +204,7 @@ class NumericsStep:
         return shares
 
     def update_ratios(self) -> dict[str, float]:
-        """Return the norm of each parameter's update over that of its master or weight."""
+        """Return the norm of each update, relative to the norm of the master or weight."""
         ratios = {}
         for update in self.of("update"):
             weights = (TensorName(kind, update.id.name) for kind in ("master", "weight"))
@@ -370,13 +370,13 @@ def recorded_steps(folder: Path) -> list[int]:
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of a recording, which may be named by that of its run."""
+    """Return the folder of a recording; ``name`` may be the folder of its run."""
     folder = Path(name)
     return folder / "numerics" if (folder / "numerics").is_dir() else folder
 
 
 def read_numerics(folder: Union[str, Path]) -> Recording:
-    """Open the recording of a `NumericsRecorder`, also that of a run that goes on or was killed.
+    """Open the recording of a `NumericsRecorder`, also if its run goes on or was killed.
 
     Raises
     ------

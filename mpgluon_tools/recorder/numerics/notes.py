@@ -78,7 +78,7 @@ class StepNotes:
             self.note("activation", [(path, seen.array, "")], type(seen.block).__name__)
 
     def tap(self, block: gluon.Block, array: NDArray, made: bool) -> NDArray:
-        """Return what passes a result on and takes the statistics of its gradient."""
+        """Return a result to pass on, whose gradient's statistics will be taken."""
         if not made or not isinstance(array, NDArray) or array.stype != "default":
             return array
         if dtype_name(array) not in _FLOATS:
@@ -96,7 +96,7 @@ class StepNotes:
         return probed(array, receiver) if native else mx.nd.elemwise_add(array, receiver)
 
     def note_activation_gradients(self) -> None:
-        """Take over what the taps have received, in the order of the backward pass."""
+        """Record the gradients that the taps received, in the order of the backward pass."""
         for noted, receiver in reversed(self._taps):
             gradient = receiver.grad
             is_probe = gradient.dtype == np.float64
@@ -114,7 +114,7 @@ class StepNotes:
         return {tensor.id: tensor for tensor in tensors}
 
     def _path(self, block: gluon.Block) -> str:
-        """Return the path of a block; that of the network itself is its class."""
+        """Return the path of a block, or the class of the network itself."""
         return self._paths.get(block, "") or type(block).__name__
 
     def _named(self, kind: str, name: str) -> TensorName:

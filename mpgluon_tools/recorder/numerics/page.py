@@ -179,7 +179,7 @@ def _data(
     columns: Sequence[Sequence[int]],
     kinds: Mapping[str, Sequence[History]],
 ) -> dict[str, Any]:
-    """Return what the script of the page draws; ``numbers`` has all codes, compressed."""
+    """Return the data that the page's script draws; ``numbers`` has all codes, compressed."""
     lines = recording.lines
     steps = [*(line["step"] for line in lines), *recording.numbers] or [1]
     domain = (min(steps) - 0.5, max(steps) + 0.5)
@@ -280,7 +280,7 @@ def _picture(data: Mapping[str, Any], rows: Sequence[History]) -> bytes:
 
 
 def _losing(step: NumericsStep) -> Table:
-    """Return the tensors of a step that lose most: what is not finite first, then underflow."""
+    """Return the tensors of a step that lose most: non-finite ones first, then underflow."""
     losing = [one for one in step.tensors.values() if one.overflow or one.underflow]
     losing.sort(key=lambda one: (one.overflow, one.underflow), reverse=True)
     rows = [

@@ -60,12 +60,12 @@ class RecordedLoss:
 
 
 class NumericsRecorder:
-    """Records what the numbers of a training run do: of every n-th step all of them.
+    """Records statistics of all arrays of a training run, at every n-th step.
 
     A recorded step has, for each gradient, weight, update and array of the optimizer, and if wanted
     each result of a layer, the histogram of exponents, the largest size, the norm, a checksum of
     all bits and 16 values. Every step has its loss, its loss scale, the flags of the layers, and
-    whether it was skipped. What is about to fail is logged as a warning, once for each layer: an
+    whether it was skipped. Signs of failure are logged as warnings, once for each layer: an
     activation that grows, gradients near the smallest number, lost updates, a loss scale that
     sinks. If the folder cannot be written, one warning is logged, and training goes on.
 
@@ -89,7 +89,7 @@ class NumericsRecorder:
     arrays : (int, int), optional
         The first and the last of the steps that are recorded with all values, each of them.
     keep : int
-        The largest number of recorded steps, without those of ``arrays``: beyond it every second
+        The largest number of recorded steps, not counting ``arrays``: beyond it every second
         one is removed, and half as many are recorded from then on.
 
     Attributes
@@ -145,7 +145,7 @@ class NumericsRecorder:
         self._lines: Optional[StepLines] = None
         self._now: Optional[StepNotes] = None
         self._before: dict[str, NDArray] = {}  # what updates change, before the step
-        self._judged: dict[str, Any] = {}  # what is known when a step is judged
+        self._judged: dict[str, Any] = {}  # facts from the moment when a step is judged
         self._numbers: list[int] = []  # of the recorded steps
         self._shift = 0  # the difference of a number that was given to the state's
         self._latest = 0  # the number of the latest step, recorded or not
@@ -284,7 +284,7 @@ class NumericsRecorder:
         return None if master is None else master.as_in_context(parameter.list_ctx()[0])
 
     def _note_judgement(self, good: bool, scale: float) -> None:
-        """Note what is known, and the gradients, before the update."""
+        """Record the loss scale, the decision to skip, and the gradients, before the update."""
         optimizer = gluon_trainer.optimizer_of(self._trainer)
         self._judged = {
             "skipped": not good,
@@ -314,7 +314,7 @@ class NumericsRecorder:
             "step": number,
             "loss": _mean(losses) if losses else None,
             **self._judged,
-            "learning_rate": float(self._trainer.learning_rate),  # that of the update
+            "learning_rate": float(self._trainer.learning_rate),  # of the update
             "gradient_norm": None if norm is None else float(norm),
             "flags": [str(layer) for layer in self._state.flags],
         }
@@ -350,7 +350,7 @@ class NumericsRecorder:
                 yield name, as_nd(parameter.list_data()[0]), ""
 
     def _updates(self) -> Iterator[tuple[str, NDArray, str]]:
-        """Yield the differences that the step has made, with the formats of what it changed."""
+        """Yield the differences that the step has made, with the formats of the changed arrays."""
         parameters = self._net._collect_params_with_prefix()
         for name, before in self._before.items():
             master = self._master_of(parameters[name])

@@ -158,7 +158,7 @@ def lines_of(trends: Sequence[Trend]) -> list[str]:
 
 
 def trends_of(recording: Recording) -> list[Trend]:
-    """Return what a recording warns of, by the step at which it could be seen first."""
+    """Return the warnings of a recording, by the step at which each could be seen first."""
     trends = Trends()
     found = [trend for line in recording.lines for trend in trends.add_line(line)]
     found += [trend for step in recording for trend in trends.add_step(step)]

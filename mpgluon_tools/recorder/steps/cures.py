@@ -24,9 +24,9 @@ from mxnet import gluon
 
 __all__ = ["Cure", "Cures"]
 
-_TRIALS = 4  # of what overflows, in FP32, and of what overflows then
+_TRIALS = 4  # of operators or layers in FP32, one after the other
 _SMALLEST_SCALE = 2.0**-24
-_ERRORS = (mx.MXNetError, MpgluonError)  # what a step can raise
+_ERRORS = (mx.MXNetError, MpgluonError)  # that a step can raise
 _DTYPES = {
     "mixed_float16": '"float16"',
     "mixed_bfloat16": '"bfloat16"',
@@ -145,7 +145,7 @@ class Cures:
             now, before = None if cure.saves or cure.error else self._find(casts), casts
 
     def _find(self, casts: Casts) -> Optional[FoundOverflow]:
-        """Return what overflows then; None if nothing does, or it cannot be located."""
+        """Return the overflow under these casts; None if there is none or it cannot be located."""
         try:
             return self._bench.find(casts, self._scale)
         except _ERRORS:
@@ -153,7 +153,7 @@ class Cures:
             return None
 
     def _cure(self, name: str, casts: Casts, loss_scale: float, code: str = "") -> Cure:
-        """Try a change; by default its code is that of the casts that it changes."""
+        """Try a change; by default its code is the code of the casts that it changes."""
         try:
             saved = self._bench.is_saved(casts, loss_scale)
         except _ERRORS as error:  # such as of an operator that does not have the format
@@ -166,7 +166,7 @@ class Cures:
 
 
 def _discard_errors() -> None:
-    """Wait for what was queued after an operator that failed; later trials would get its error."""
+    """Wait for operators queued after one that failed; later trials would get its error."""
     with suppress(mx.MXNetError):
         mx.nd.waitall()
 

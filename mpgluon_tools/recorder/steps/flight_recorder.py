@@ -63,8 +63,8 @@ class FlightRecorder:
         it, a replay must be given the network.
     loss : str
         A loss of ``gluon.loss``, with arguments as in ``"L2Loss(weight=2.0)"``, or
-        ``"module:function"``, which takes what the network returns and the labels; its result is
-        what ``amp.scale_loss`` receives.
+        ``"module:function"``, which takes the network's results and the labels; its own result
+        is the loss for ``amp.scale_loss``.
     keep : int
         How many of the newest files stay.
 
@@ -73,7 +73,7 @@ class FlightRecorder:
     TrainerStateError
         If the Trainer has no loss scale.
     ValueError
-        If a name cannot be that of code, or ``keep`` is less than 1.
+        If a name cannot name code, or ``keep`` is less than 1.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Networks and losses by name, as a recorded step keeps them: code is named, never stored.
 
 ``module:function`` is imported and called without arguments (a loss: with output and labels). Other
-names are those of a model zoo or of ``gluon.loss``, with plain values as arguments.
+names are from a model zoo or ``gluon.loss``, with plain values as arguments.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def named_loss(name: str) -> Callable[[Any, Any], Any]:
 
 
 def check_network_name(name: str) -> None:
-    """Raise ValueError if a name cannot be that of a network; imports and calls nothing."""
+    """Raise ValueError if a name cannot name a network; imports and calls nothing."""
     if ":" in name:
         _check_function(name)
     else:
@@ -78,7 +78,7 @@ def check_network_name(name: str) -> None:
 
 
 def check_loss_name(name: str) -> None:
-    """Raise ValueError if a name cannot be that of a loss; imports nothing."""
+    """Raise ValueError if a name cannot name a loss; imports nothing."""
     if ":" in name:
         _check_function(name)
     else:

@@ -126,12 +126,12 @@ class NetworkSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> NetworkSettings:
-        """Return what :meth:`as_dict` was called on.
+        """Return the settings from a dictionary of :meth:`as_dict`.
 
         Raises
         ------
         KeyError, TypeError, ValueError
-            If a value is missing or not what it can be.
+            If a value is missing or invalid.
         """
         casts = tuple(
             BlockCast(

@@ -112,7 +112,7 @@ class RecordedStep:
         return self.reduced and self.processes > 1
 
     def not_finite(self) -> list[str]:
-        """Return what was not finite before the step began: inputs and parameters, by name."""
+        """Return the names of inputs and parameters that were not finite before the step began."""
         inputs = [
             f"input {number} of pass {count}"
             for count, parts in enumerate(self.passes, 1)

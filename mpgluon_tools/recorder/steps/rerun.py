@@ -49,7 +49,7 @@ class Replay:
     layer : str
         The block of the report as an expression, such as ``net.features[3]``.
     operands : tuple of ValueRange
-        The ranges of what went into the operator, or of the gradient that came before.
+        The ranges of the operator's operands, or of the gradient that came before.
     cures : tuple of Cure
     threads : int
         With how many it was run again: with another number than the recorded one sums have another
@@ -192,8 +192,8 @@ def replay(
 
     The code that the file names is imported and called: check the names in a file from somebody
     else first. While it runs, the interface of MXNet is switched on that the step was recorded
-    with, mx.nd or mx.np. MXNet's generators are seeded; those of Python and NumPy continue
-    afterwards as before.
+    with, mx.nd or mx.np. MXNet's generators are seeded; the states of Python's and NumPy's
+    generators are restored afterwards.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ def replay(
         A new network of the same structure, which is overwritten, or a name as the recorder takes
         it; by default the one that the file names.
     loss_fn : callable or str, optional
-        Takes what the network returns and the labels; by default the one that the file names.
+        Takes the network's results and the labels; by default the one that the file names.
     cures : bool
         Whether to try cures: up to 25 steps.
 
@@ -264,7 +264,7 @@ def _patterns(marks: dict[str, list[GradientMark]], name: str) -> list[str]:
 
 @contextmanager
 def _own_random_states() -> Iterator[None]:
-    """Let Python's and NumPy's generators continue as before afterwards."""
+    """Restore the states of Python's and NumPy's generators at the end of the block."""
     before = random.getstate(), np.random.get_state()
     try:
         yield

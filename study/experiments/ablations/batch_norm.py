@@ -110,7 +110,7 @@ def float16_mean(values: Half) -> Half:
 
 
 def float16_statistics(values: Half) -> tuple[Half, Half]:
-    """Return mean and variance of each column: first the mean, then that of squared distances."""
+    """Return mean and variance of each column: the mean, then the mean squared distance from it."""
     mean = float16_mean(values)
     distances = values - mean
     return mean, float16_mean(distances * distances)

@@ -2,8 +2,8 @@
 
 A panel has the whole width: words can be read on a page of 420 pixels.
 
-A line has the colour of its format. What is right or wrong within one format differs in mark and
-line style.
+A line has the colour of its format. Right and wrong ways within one format differ in mark and line
+style.
 """
 
 from __future__ import annotations

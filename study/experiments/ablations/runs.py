@@ -1,4 +1,4 @@
-"""Training runs with one measure of mixed precision left out; that of BatchNorm has its own module.
+"""Training runs with one measure of mixed precision left out; BatchNorm's is in another module.
 
 Each function takes a variant's name and the settings of its ablation, which
 :mod:`study.experiments.ablations` lists, and returns the outcome.

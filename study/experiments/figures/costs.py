@@ -1,4 +1,4 @@
-"""Figures of what a step costs: time and memory."""
+"""Figures of the costs of a step: time and memory."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def draw_layers(
 
 
 def draw_data_flow(figure: Any, ranges: Mapping[str, str]) -> None:
-    """Draw a step of training in FP16: what is computed, and the format on each arrow.
+    """Draw a step of training in FP16: the computations, and the format on each arrow.
 
     Parameters
     ----------

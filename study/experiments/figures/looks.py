@@ -38,7 +38,7 @@ def line_of(row: str) -> dict[str, Any]:
 
 
 def finite(values: Sequence[Optional[float]]) -> Any:
-    """Return an array with NaN, a gap in a line, for what is not finite."""
+    """Return an array with NaN, a gap in a line, for values that are not finite."""
     return np.array([math.nan if value is None else value for value in values])
 
 

@@ -113,7 +113,7 @@ def draw_growing_resolution(
     figure : Figure
         An empty one, with a constrained layout.
     fp32, fp16 : Outcome
-        The exponents are those of the first, the scales those of the second.
+        The exponents are from the first, the scales from the second.
     pixels : sequence of int
         The resolutions, each of which has as many steps.
     """

@@ -1,0 +1,72 @@
+// Sixteen FP32 numbers at a time, from arrays of FP32 or bfloat16 and to them. A sum over a row is that of its
+// sixteen lanes, added up in their order: the same bits on every processor, and with any number of threads.
+#ifndef MPGLUON_LANES_H_
+#define MPGLUON_LANES_H_
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace mpgluon {
+
+// How wide registers are handed from one function to another is no concern of functions that are all inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+constexpr int kLanes = 16;
+
+// GCC and clang make of it what the processor has: one register of AVX-512, two of AVX2, four of NEON.
+typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+
+inline float widened(float x) { return x; }
+inline float widened(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float made;
+  std::memcpy(&made, &bits, sizeof made);
+  return made;
+}
+
+// Round to bfloat16, to nearest even; NaN stays NaN, and infinite is what rounds beyond the largest number.
+inline uint16_t bfloat16_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+  const uint32_t is_nan = -static_cast<uint32_t>((bits & 0x7fffffff) > 0x7f800000);
+  return ((quiet & is_nan) | (rounded & ~is_nan)) >> 16;
+}
+
+inline void put(float* y, float x) { *y = x; }
+inline void put(uint16_t* y, float x) { *y = bfloat16_of(x); }
+
+inline Lanes lanes_of(float x) { return Lanes{} + x; }
+
+inline Lanes load(const float* x) {
+  Lanes made;
+  std::memcpy(&made, x, sizeof made);
+  return made;
+}
+inline Lanes load(const uint16_t* x) {
+  uint16_t codes[kLanes];
+  float made[kLanes];
+  std::memcpy(codes, x, sizeof codes);
+  for (int i = 0; i < kLanes; ++i) made[i] = widened(codes[i]);
+  return load(made);
+}
+
+inline void store(float* y, const Lanes& x) { std::memcpy(y, &x, sizeof x); }
+inline void store(uint16_t* y, const Lanes& x) {
+  float numbers[kLanes];
+  uint16_t made[kLanes];
+  store(numbers, x);
+  for (int i = 0; i < kLanes; ++i) made[i] = bfloat16_of(numbers[i]);
+  std::memcpy(y, made, sizeof made);
+}
+
+inline float total(const Lanes& x) {
+  float sum = 0;
+  for (int i = 0; i < kLanes; ++i) sum += x[i];
+  return sum;
+}
+
+}  // namespace mpgluon
+
+#endif  // MPGLUON_LANES_H_

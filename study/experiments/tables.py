@@ -1,0 +1,91 @@
+"""Rows of the tables that are not one group's: the summary, ablations, origins, repetitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from study.experiments.cells import mean_and_interval, number
+from study.experiments.records import processor_of
+
+__all__ = ["ROWS"]
+
+
+def summary(views: Any) -> list[list[str]]:
+    """Return the seeds and the differences from FP32 of each experiment that compares formats."""
+    both = ("float16", "bfloat16")
+    tuning, parity, sequences = views.fine_tuning, views.parity, views.sequences
+    compared: Sequence[tuple[str, Any, Sequence[Any]]] = [
+        ("ImageNet's weights on Caltech 101", views.imagenet_weights,
+         [views.imagenet_weights.compared[fmt] for fmt in both]),
+        ("ResNet-50 on Caltech 101", views.caltech101,
+         [views.caltech101.compared[fmt] for fmt in both]),
+        ("fine-tuning from FP32 weights", tuning, [tuning.formats]),
+        (f"{len(parity.networks)} networks on 600 photographs", parity,
+         [parity.pooled[fmt] for fmt in both]),
+        ("an LSTM on film reviews", views.recurrent,
+         [views.recurrent.compared[fmt] for fmt in both]),
+        ("a translator of number words", sequences,
+         [sequences.compared[f"translation/{fmt}"] for fmt in both]),
+        ("spoken digits with CTC (wrong ones)", sequences,
+         [sequences.compared[f"digits/{fmt}"] for fmt in both]),
+    ]  # fmt: skip
+    return [
+        [title, str(len(view.seeds)), *[*map(mean_and_interval, differences), "-"][:2]]
+        for title, view, differences in compared
+    ]
+
+
+# Columns: the title of an ablation, a figure in words, the wrong and the right run, the figure.
+_ABLATIONS = (
+    ("No master weights", "training loss at the end", "masters", "without", "with", "final_loss"),
+    ("No loss scale", "loss at the end", "underflow", "unscaled", "scaled", "final_loss"),
+    ("BatchNorm in float16", "training accuracy at the end", "batch_norm", "float16", "float32",
+     "final_accuracy"),
+    ("The loss in float16", "true loss at the end (nats)", "loss_reduction", "float16", "float32",
+     "final_true_loss"),
+    ("Labels in float16", "test accuracy on classes above 2048", "labels", "float16", "int32",
+     "accuracy_above"),
+    ("contrib.amp's late back-off", "steps skipped with a scale that had just failed", "back_off",
+     "contrib", "mpgluon", "skipped_at_a_scale_that_just_failed"),
+)  # fmt: skip
+
+
+def ablation_figures(views: Any) -> list[list[str]]:
+    """Return a figure of each ablation, of the run with the fault and of the run without it."""
+    rows = []
+    for title, words, name, wrong, right, figure in _ABLATIONS:
+        shown = [number(views.ablations[name][run][figure]) for run in (wrong, right)]
+        rows.append([title, words, *shown, f"`ablations/{name}`"])
+    return rows
+
+
+def origins(views: Any) -> list[list[str]]:
+    """Return on what and when the records were made: number, processor, versions and dates."""
+    made: dict[tuple[str, str], list[str]] = {}
+    for record in views.records.values():
+        versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
+        origin = (processor_of(record.machine), versions)
+        made.setdefault(origin, []).append(record.date[:10])
+    return [
+        [str(len(days)), *origin, " to ".join(sorted({min(days), max(days)}))]
+        for origin, days in made.items()
+    ]
+
+
+def repeated(views: Any) -> list[list[str]]:
+    """Return the repetitions: name, how it was chosen, date and outcome."""
+    return [
+        [
+            f"`{one.name}`",
+            "by name" if one.seed is None else f"at random, `--seed {one.seed}`",
+            one.date[:10],
+            "the same" if one.difference is None else one.difference,
+        ]
+        for one in views.repetitions
+    ]
+
+
+ROWS: Mapping[str, Callable[[Any], list[list[str]]]] = {
+    one.__name__: one for one in (summary, ablation_figures, origins, repeated)
+}

@@ -1,0 +1,332 @@
+"""Operators for any layout: clip and Pad with MXNet's bits, BatchNorm, gradients of groups."""
+
+from __future__ import annotations
+
+import os
+
+from mpgluon import kernels
+from mpgluon.formats.float_format import BFLOAT16, round_to
+from mpgluon.graph.any_layout import ANY_LAYOUT, compute_in_any_layout
+from mpgluon.graph.nodes import Graph
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import assert_same_bits, run_python
+from mxnet import autograd
+
+pytestmark = pytest.mark.usefixtures("native_operators")
+
+# A sum of n terms, each rounded, is off by no more than n of these, times the sum of magnitudes.
+EPSILON = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
+
+
+def as_bfloat16(symbol):
+    return kernels.function("_mpgluon_to_bfloat16", of_symbols=True)(symbol)
+
+
+def as_float32(symbol):
+    return kernels.function("_mpgluon_from_bfloat16", of_symbols=True)(symbol)
+
+
+def by(prefix, symbol):
+    """Return a graph in which the operators with this prefix compute in the place of MXNet's."""
+    graph = Graph.read(symbol)
+    for node in graph.nodes:
+        if node.operator in ("BatchNorm", "Convolution", "Pad"):
+            node.operator = prefix + node.operator
+    return graph.symbol()
+
+
+def computed(symbol, values, gradient=None, *, grad_req="write", states=None, is_train=True):
+    """Return results, gradients that are written or added to ones, and states afterwards."""
+    arrays = {name: mx.nd.array(value) for name, value in values.items()}
+    for array in arrays.values():
+        array.attach_grad(grad_req)
+        array.grad[:] = 1
+    moving = {name: mx.nd.array(value) for name, value in (states or {}).items()}
+    operands = {**arrays, **moving}
+    with autograd.record(is_train):
+        result = mx.nd.CachedOp(symbol)(*(operands[name] for name in symbol.list_inputs()))
+    found = {"result": result.asnumpy()}
+    if gradient is not None:
+        result.backward(mx.nd.array(gradient), train_mode=is_train)
+        found |= {name: array.grad.asnumpy() for name, array in arrays.items()}
+    return {**found, **{name: array.asnumpy() for name, array in moving.items()}}
+
+
+# ---- The bits of MXNet's operators.
+
+
+def special_values(*shape):
+    values = np.random.RandomState(0).standard_normal(shape).astype("float32")
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.5, -0.5, 1e-45]
+    special = [np.nan, np.inf, -np.inf, -0.0, 0.5, -0.5, 1e-45]
+    values.flat[::17] = np.resize(special, values.flat[::17].size)
+    return values
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("channels", [3, 8, 16, 32])  # of oneDNN, in blocks from 8 or 16 on
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda x: mx.sym.clip(x, -0.5, 0.5),
+        lambda x: mx.sym.clip(x, 0.3, np.inf),
+        lambda x: mx.sym.clip(x, 0.5, -0.5),
+        lambda x: mx.sym.Pad(x, mode="constant", pad_width=(0, 0, 0, 0, 1, 2, 0, 3)),
+        lambda x: mx.sym.Pad(x, mode="constant", pad_width=(0,) * 8),
+    ],
+)
+def test_clip_and_pad_of_fp32_arrays_have_mxnets_bits(operator, channels, grad_req):
+    weights = np.random.RandomState(1).standard_normal((channels, channels, 3, 3))
+    values = {"x": special_values(2, channels, 7, 9), "weight": weights.astype("float32")}
+    hidden = mx.sym.Convolution(
+        mx.sym.var("x"), mx.sym.var("weight"), kernel=(3, 3), num_filter=channels, no_bias=True
+    )
+    for operand in (hidden, mx.sym.var("x")):
+        symbol = operator(operand)
+        values = {name: values[name] for name in symbol.list_inputs()}
+        gradient = special_values(*computed(symbol, values)["result"].shape)
+        expected = computed(symbol, values, gradient)
+        if grad_req == "add":  # which MXNet's own clip takes for "write"
+            expected |= {name: expected[name] + np.float32(1) for name in values}
+        rewritten = compute_in_any_layout(symbol)
+        assert ANY_LAYOUT in rewritten.tojson()
+        assert_same_bits(computed(rewritten, values, gradient, grad_req=grad_req), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mode": "constant", "constant_value": 2},
+        {"mode": "edge"},
+        {"mode": "reflect"},
+        {"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 1, 1, 1, 1, 1)},
+    ],
+    ids=str,
+)
+def test_other_ways_to_pad_are_mxnets(options):
+    padded = mx.sym.Pad(mx.sym.var("x"), **{"pad_width": (0, 0, 0, 0, 1, 1, 1, 1), **options})
+    assert ANY_LAYOUT not in compute_in_any_layout(padded).tojson()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
+def test_clip_of_other_arrays_is_mxnets(dtype):
+    x = mx.sym.clip(mx.sym.Cast(mx.sym.var("x"), dtype=dtype), -1, 2)
+    values = {"x": 4 * np.random.RandomState(0).standard_normal((3, 50)).astype("float32")}
+    for symbol in (x, compute_in_any_layout(x)):
+        result = mx.sym.Cast(symbol, dtype="float32")
+        np.testing.assert_array_equal(
+            computed(result, values, np.ones((3, 50)))["result"],
+            np.clip(values["x"].astype(dtype), -1, 2).astype("float32"),
+        )
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("channels", [3, 16])
+def test_pad_of_bfloat16_arrays_moves_them(channels, grad_req):
+    options = {"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 2, 3, 0)}
+    padded = by(ANY_LAYOUT, as_float32(mx.sym.Pad(as_bfloat16(mx.sym.var("x")), **options)))
+    values = round_to(special_values(2, channels, 5, 6), BFLOAT16)
+    gradient = round_to(special_values(2, channels, 8, 9), BFLOAT16)
+    found = computed(padded, {"x": values}, gradient, grad_req=grad_req)
+    edges = ((0, 0), (0, 0), (1, 2), (3, 0))
+    np.testing.assert_array_equal(found["result"], np.pad(values, edges))
+    inner = gradient[:, :, 1:6, 3:]
+    np.testing.assert_array_equal(found["x"], inner + 1 if grad_req == "add" else inner)
+
+
+# ---- Batch normalization.
+
+
+def normalized(x, gamma, beta, mean, variance, eps):
+    def each(values):
+        return np.asarray(values, "float64")[:, None, None]
+
+    return (x - each(mean)) / np.sqrt(each(variance) + eps) * each(gamma) + each(beta)
+
+
+def batch_norm(dtype, values, gradient, **options):
+    names = ("gamma", "beta", "moving_mean", "moving_var")
+    settings = {k: v for k, v in options.items() if k in ("fix_gamma", "use_global_stats", "eps")}
+    x = mx.sym.var("x")
+    x = as_bfloat16(x) if dtype == "bfloat16" else x
+    made = mx.sym.BatchNorm(x, *map(mx.sym.var, names), **settings)[0]
+    symbol = by(ANY_LAYOUT, as_float32(made) if dtype == "bfloat16" else made)
+    states = {name: values[name] for name in names[2:]}
+    values = {name: value for name, value in values.items() if name not in states}
+    call = {"is_train": options.get("is_train", True), "grad_req": options.get("grad_req", "write")}
+    return computed(symbol, values, gradient if call["is_train"] else None, states=states, **call)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"grad_req": "add"},
+        {"fix_gamma": True},
+        {"use_global_stats": True},
+        {"is_train": False},
+        {"eps": 0.25},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shape", [(4, 24, 5, 7), (2, 3, 4, 4), (3, 40, 1, 1), (1, 5, 16, 16)])
+def test_batch_norm_of_plain_arrays_is_that_of_float64_numbers(shape, options, dtype, request):
+    if dtype == "bfloat16":
+        request.getfixturevalue("native_bfloat16")
+    options = {"fix_gamma": False, "eps": 1e-3, **options}
+    random = np.random.RandomState(shape[1])
+    count, channels = shape[0] * shape[2] * shape[3], shape[1]
+    x, gradient = (
+        random.standard_normal(shape).astype("float32") * 2 + np.float32(0.5) for _ in range(2)
+    )
+    if dtype == "bfloat16":
+        x, gradient = round_to(x, BFLOAT16), round_to(gradient, BFLOAT16)
+    gamma, beta, moving_mean = random.uniform(0.5, 2, (3, channels)).astype("float32")
+    moving_var = random.uniform(0.5, 2, channels).astype("float32")
+    values = {
+        "x": x, "gamma": gamma, "beta": beta, "moving_mean": moving_mean, "moving_var": moving_var
+    }  # fmt: skip
+    found = batch_norm(dtype, values, gradient, **options)
+
+    of_batch = options.get("is_train", True) and not options.get("use_global_stats")
+    x, dy, axes = x.astype("float64"), gradient.astype("float64"), (0, 2, 3)
+    mean = x.mean(axes) if of_batch else moving_mean
+    variance = x.var(axes) if of_batch else moving_var
+    gamma = np.ones(channels) if options["fix_gamma"] else gamma
+    result = normalized(x, gamma, beta, mean, variance, options["eps"])
+    unit = normalized(x, np.ones(channels), np.zeros(channels), mean, variance, options["eps"])
+
+    def assert_near(name, expected, terms=1):
+        """Allow so many roundings of each number; one to the dtype of results and data."""
+        rounding = terms * EPSILON["float32"]
+        if name in ("result", "x"):
+            rounding += EPSILON[dtype]
+        scale = np.abs(expected).max() + 1
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=4 * rounding * scale)
+
+    assert_near("result", result, terms=count)
+    if not options.get("is_train", True):
+        return
+    added = options.get("grad_req") == "add"
+    dbeta, dgamma = dy.sum(axes), (dy * unit).sum(axes)
+    inverse = (gamma / np.sqrt(variance + options["eps"]))[:, None, None]
+    by_mean = (dbeta[:, None, None] + unit * dgamma[:, None, None]) / count if of_batch else 0
+    assert_near("beta", dbeta + added, terms=count)
+    assert_near("gamma", (0 if options["fix_gamma"] else 1) * dgamma + added, terms=count)
+    assert_near("x", (dy - by_mean) * inverse + added, terms=count)
+    share = 0.1 if of_batch else 0
+    assert_near("moving_mean", moving_mean * (1 - share) + mean * share, terms=count)
+    assert_near("moving_var", moving_var * (1 - share) + variance * share, terms=count)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_batch_norm_hands_on_what_is_not_finite_in_its_channel_alone():
+    x = np.random.RandomState(0).standard_normal((2, 3, 4, 5)).astype("float32")
+    x[0, 1, 0, 0], x[1, 2, 3, 3] = np.nan, np.inf
+    ones = np.ones(3, "float32")
+    values = {"x": x, "gamma": ones, "beta": ones, "moving_mean": ones, "moving_var": ones}
+    for dtype in ("float32", "bfloat16"):
+        found = batch_norm(dtype, values, np.ones_like(x), fix_gamma=False)
+        assert np.isfinite(found["result"][:, 0]).all()
+        assert not np.isfinite(found["result"][:, 1:]).any()
+        assert np.isfinite(found["moving_var"][0])
+        assert not np.isfinite(found["moving_var"][1:]).any()
+
+
+# ---- Gradients of the weights of groups.
+
+
+def grouped_gradient(shape, size, group, *, grad_req="write", **options):
+    """Return what a grouped convolution computes in bfloat16, and MXNet's in FP32."""
+    random = np.random.RandomState(size)
+    channels = shape[1]
+    options = {
+        "kernel": (size, size),
+        "num_filter": channels,
+        "num_group": channels // group,
+        "no_bias": True,
+        **options,
+    }
+    values = {
+        "x": round_to(random.standard_normal(shape).astype("float32"), BFLOAT16),
+        "weight": round_to(
+            random.standard_normal((channels, group, size, size)).astype("float32"), BFLOAT16
+        ),
+    }
+    if not options["no_bias"]:
+        values["bias"] = np.zeros(channels, "float32")
+    operands = [mx.sym.var(name) for name in values]
+    exact = mx.sym.Convolution(*operands, **options)
+    made = as_float32(mx.sym.Convolution(*map(as_bfloat16, operands), **options))
+    result = computed(exact, values)["result"]
+    gradient = round_to(random.standard_normal(result.shape).astype("float32"), BFLOAT16)
+    expected = computed(exact, values, gradient, grad_req=grad_req)
+    return (
+        computed(by("_mpgluon_grouped_", made), values, gradient, grad_req=grad_req),
+        expected,
+        gradient,
+    )
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize(
+    ("shape", "size", "group", "options"),
+    [
+        ((2, 32, 9, 7), 3, 1, {"pad": (1, 1)}),
+        ((2, 16, 9, 11), 5, 1, {"pad": (2, 2)}),
+        ((1, 16, 13, 13), 5, 1, {"stride": (2, 2)}),
+        ((2, 16, 8, 8), 7, 1, {"pad": (3, 3), "stride": (2, 2)}),
+        ((2, 32, 8, 6), 3, 2, {"pad": (1, 1)}),
+        ((2, 32, 8, 6), 3, 4, {"pad": (1, 1)}),
+        ((2, 32, 7, 7), 3, 8, {"pad": (1, 1), "stride": (2, 2)}),
+        ((1, 16, 9, 8), 3, 4, {"pad": (0, 2), "stride": (1, 2)}),
+        ((1, 16, 3, 3), 3, 1, {"pad": (2, 2), "stride": (3, 3)}),
+        # Those that MXNet's operator computes.
+        ((2, 32, 9, 9), 3, 4, {"pad": (2, 2), "dilate": (2, 2)}),
+        ((2, 24, 8, 6), 3, 4, {"pad": (1, 1)}),
+        ((2, 32, 8, 6), 3, 16, {"pad": (1, 1)}),
+        ((2, 32, 8, 6), 3, 1, {"pad": (1, 1), "no_bias": False}),
+    ],
+    ids=str,
+)
+def test_gradients_of_groups_are_those_of_fp32_rounded_once(shape, size, group, options, grad_req):
+    found, expected, gradient = grouped_gradient(shape, size, group, grad_req=grad_req, **options)
+    terms = gradient.size // shape[1]
+    for name, array in expected.items():
+        # Each number is rounded to bfloat16 once, and before where MXNet adds it to another.
+        rounding = EPSILON["bfloat16"] + terms * EPSILON["float32"]
+        near_zero = terms * EPSILON["float32"] * np.abs(array).max()
+        if grad_req == "add":
+            near_zero += EPSILON["bfloat16"] * 2
+        np.testing.assert_allclose(found[name], array, rtol=rounding, atol=near_zero)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_the_bits_do_not_depend_on_the_number_of_threads():
+    code = """
+import hashlib, sys
+import numpy as np
+from kernels import test_any_layout as tests
+from mpgluon import kernels
+kernels.load()
+found, _, _ = tests.grouped_gradient((3, 64, 11, 9), 3, 4, pad=(1, 1))
+random = np.random.RandomState(0)
+x, gradient = random.standard_normal((2, 5, 24, 9, 9)).astype("float32")
+ones = np.ones(24, "float32")
+values = {"x": x, "gamma": ones, "beta": ones, "moving_mean": ones, "moving_var": ones}
+more = tests.batch_norm("bfloat16", values, gradient, fix_gamma=False)
+for name, array in sorted({"weight": found["weight"], **more}.items()):
+    print(name, hashlib.sha256(array.tobytes()).hexdigest())
+"""
+    outputs = {
+        run_python(code, env={**os.environ, "OMP_NUM_THREADS": str(threads)}).stdout
+        for threads in (1, 2, 3)
+    }
+    assert len(outputs) == 1
+    assert "moving_var" in outputs.pop()

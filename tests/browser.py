@@ -38,14 +38,11 @@ class Browser:
         numbers = f"100<&{for_browser} 101>&{from_browser} 3<&100 4>&101 100<&- 101>&-"
         self._process = subprocess.Popen(
             [
-                *("bash", "-c", f'exec "$@" {numbers}', "bash"),
-                *(EXECUTABLE, *_FLAGS.split(), f"--user-data-dir={profile}"),
-                f"--window-size={size[0]},{size[1]}",
+                *("bash", "-c", f'exec "$@" {numbers}', "bash", EXECUTABLE, *_FLAGS.split()),
+                *(f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}"),
             ],
             pass_fds=(for_browser, from_browser),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
         )
         os.close(for_browser)
         os.close(from_browser)

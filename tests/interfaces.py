@@ -1,7 +1,5 @@
 """One network in both of MXNet's interfaces, mx.nd and mx.np: what each computes is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Callable, Optional
@@ -44,11 +42,8 @@ class Both(gluon.HybridBlock):
         super().__init__(prefix="both_")
         with self.name_scope():
             self.body = nn.HybridSequential()
-            self.body.add(
-                nn.Conv2D(8, 3, padding=1, in_channels=3),
-                nn.BatchNorm(in_channels=8),
-                nn.Activation("relu"),
-            )
+            self.body.add(nn.Conv2D(8, 3, padding=1, in_channels=3))
+            self.body.add(nn.BatchNorm(in_channels=8), nn.Activation("relu"))
             self.again = nn.Conv2D(8, 3, padding=1, in_channels=8)
             self.pool, self.norm = nn.MaxPool2D(2, 2), nn.LayerNorm(in_channels=8)
             self.dense, self.drop = nn.Dense(10, in_units=8), nn.Dropout(0.2)

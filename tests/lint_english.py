@@ -4,8 +4,6 @@ Run by ``make lint`` with the folders to check; prints one line for each finding
 are sentences, and are checked too. This file and its test, which quote the habits, are not.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -25,14 +25,9 @@ class Run:
         np.random.seed(0)
         self.net = nn.HybridSequential(prefix="run_")
         with self.net.name_scope():
-            self.net.add(
-                nn.Conv2D(4, 3, padding=1, in_channels=3),
-                nn.BatchNorm(in_channels=4),
-                nn.Activation("relu"),
-                nn.Dense(6, in_units=4 * 6 * 6),
-                nn.Dropout(dropout),
-                nn.Dense(CLASSES, in_units=6),
-            )
+            self.net.add(nn.Conv2D(4, 3, padding=1, in_channels=3), nn.BatchNorm(in_channels=4))
+            self.net.add(nn.Activation("relu"), nn.Dense(6, in_units=4 * 6 * 6))
+            self.net.add(nn.Dropout(dropout), nn.Dense(CLASSES, in_units=6))
         self.devices = [mx.cpu()]
         self.net.initialize(mx.init.Xavier())
         self.cast, self.seed, self.scale, self.optimizer = cast, 0, 16.0, "sgd"

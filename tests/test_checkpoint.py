@@ -12,13 +12,7 @@ from pathlib import Path
 import mpgluon
 from mpgluon import CheckpointError, Policy, TrainerStateError, amp
 from mpgluon.cast import fp32
-from mpgluon.checkpoint import (
-    PARTS,
-    load_checkpoint,
-    read_extra,
-    read_parameters,
-    save_checkpoint,
-)
+from mpgluon.checkpoint import PARTS, load_checkpoint, read_extra, read_parameters, save_checkpoint
 from mpgluon.checkpoint.random_states import random_states, validated_random_states
 from mpgluon.formats.float_format import round_to
 
@@ -77,7 +71,7 @@ class Training:
         self.scaled = scaled
         self.step = 0
 
-    def train(self, steps: int) -> None:
+    def train(self, steps: int) -> Training:
         loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
         for _ in range(steps):
             self.step += 1
@@ -97,6 +91,15 @@ class Training:
             if self.scaled and self.step == 3:
                 self.net[4].weight.grad(self.devices[-1])[0, 0] = np.inf
             self.trainer.step(4 * len(self.devices))
+        return self
+
+    def save(self, path: Path, **extra) -> Path:
+        save_checkpoint(path, self.net, self.trainer, **extra)
+        return path
+
+    def load(self, path: Path) -> Training:
+        load_checkpoint(path, self.net, self.trainer)
+        return self
 
     def arrays(self) -> dict[str, bytes]:
         """Return the bits of every parameter and optimizer state on every device.
@@ -119,9 +122,7 @@ class Training:
         state = {
             **self.arrays(),
             "num_update": optimizer.num_update,
-            "counts": json.dumps(
-                {k: dict(v) for k, v in optimizer._all_index_update_counts.items()}
-            ),
+            "counts": {k: dict(v) for k, v in optimizer._all_index_update_counts.items()},
             "m_schedule": getattr(optimizer, "m_schedule", None),
             "python": random.getstate(),
             "numpy": repr(np.random.get_state()),
@@ -139,6 +140,16 @@ def flat(state) -> list:
         return [mx.nd.array([state])]
     parts = state.values() if isinstance(state, dict) else state or ()
     return [leaf for part in parts for leaf in flat(part)]
+
+
+def steps_on(net, trainer, *inputs):
+    """Do a step on the squares of the results for each input, and return the parameters."""
+    for x in inputs:
+        with autograd.record():
+            loss = net(x).astype("float32").square()
+        loss.backward()
+        trainer.step(len(x))
+    return parameters_of(net)
 
 
 def read_file(path) -> tuple[dict, dict[str, np.ndarray]]:
@@ -166,17 +177,14 @@ def header(**fields) -> np.ndarray:
 @pytest.fixture
 def saved(tmp_path):
     """Return a training that was saved after a few steps, and its file."""
-    training = Training()
-    training.train(SAVED_AFTER)
-    path = tmp_path / "saved.npz"
-    save_checkpoint(path, training.net, training.trainer, epoch=3)
-    return training, path
+    training = Training().train(SAVED_AFTER)
+    return training, training.save(tmp_path / "saved.npz", epoch=3)
 
 
 def assert_refused(path, training: Training, message: str) -> None:
     before = training.everything()
     with pytest.raises(CheckpointError, match=message) as error:
-        load_checkpoint(path, training.net, training.trainer)
+        training.load(path)
     assert str(path) in str(error.value)
     assert training.everything() == before
 
@@ -203,26 +211,20 @@ def test_running_statistics_on_two_devices_go_on_from_a_checkpoint_bit_for_bit(t
 
 @pytest.mark.parametrize("stepped", [0, SAVED_AFTER])
 def test_a_trainer_that_updates_in_its_kvstore_is_neither_saved_nor_loaded(tmp_path, stepped):
-    one = Training(scaled=False)
-    one.train(2)
-    save_checkpoint(tmp_path / "c.npz", one.net, one.trainer)
-    two = Training(devices=TWO, scaled=False, seed=1)
-    two.train(stepped)
+    path = Training(scaled=False).train(2).save(tmp_path / "c.npz")
+    two = Training(devices=TWO, scaled=False, seed=1).train(stepped)
     before = two.arrays()
     with pytest.raises(TrainerStateError, match="create it with update_on_kvstore=False"):
-        load_checkpoint(tmp_path / "c.npz", two.net, two.trainer)
+        two.load(path)
     assert two.arrays() == before
     with pytest.raises(TrainerStateError, match="neither saved nor loaded"):
-        save_checkpoint(tmp_path / "d.npz", two.net, two.trainer)
+        two.save(tmp_path / "d.npz")
     assert os.listdir(tmp_path) == ["c.npz"]
 
 
 def test_a_checkpoint_of_one_device_keeps_two_devices_in_step(tmp_path):
-    one, two = Training(optimizer=ADAM), Training(optimizer=ADAM, devices=TWO)
-    one.train(SAVED_AFTER)
-    save_checkpoint(tmp_path / "c.npz", one.net, one.trainer)
-    load_checkpoint(tmp_path / "c.npz", two.net, two.trainer)
-    two.train(2)
+    path = Training(optimizer=ADAM).train(SAVED_AFTER).save(tmp_path / "c.npz")
+    two = Training(optimizer=ADAM, devices=TWO).load(path).train(2)
     first, second = (data.asnumpy() for data in two.net[4].weight.list_data())
     assert first.tobytes() == second.tobytes()
 
@@ -234,13 +236,9 @@ def test_a_trainer_made_before_the_cast_saves_masters_as_masters(tmp_path):
     for training in (first, second):
         training.trainer._amp_loss_scaler = None
         training.scaled = False
-    first.train(3)
-    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
-    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    second.load(first.train(3).save(tmp_path / "c.npz"))
     second.step = 3
-    first.train(2)
-    second.train(2)
-    assert second.arrays() == first.arrays()
+    assert second.train(2).arrays() == first.train(2).arrays()
 
 
 @pytest.mark.parametrize("way", ROUNDED)
@@ -249,45 +247,32 @@ def test_random_bits_belong_to_a_layer_and_not_to_its_name(tmp_path, way):
 
     def make(first, seed):
         mx.random.seed(seed)
-        layers = [nn.Dense(4, in_units=4, prefix=f"dense{first + i}_") for i in range(3)]
         net = nn.HybridSequential()
-        net.add(*layers)
+        net.add(*(nn.Dense(4, in_units=4, prefix=f"dense{first + i}_") for i in range(3)))
         net.initialize(mx.init.Normal(1))
         mpgluon.cast_block(net, BFLOAT16_WEIGHTS)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 2.0**-9})
         amp.init_trainer(trainer, "none", update_rounding=way.split()[-1])
         return net, trainer
 
-    def steps(net, trainer, numbers):
-        for number in numbers:
-            with autograd.record():
-                loss = net(mx.nd.full((2, 4), number)).sum()
-                with amp.scale_loss(loss, trainer) as scaled:
-                    autograd.backward(scaled)
-            trainer.step(2)
-        return [one.data().asnumpy() for one in net._collect_params_with_prefix().values()]
-
+    inputs = [mx.nd.full((2, 4), number / 8) for number in range(6)]
     net, trainer = make(8, seed=0)
-    steps(net, trainer, range(3))
+    steps_on(net, trainer, *inputs[:3])
     save_checkpoint(tmp_path / "c.npz", net, trainer)
-    expected = steps(net, trainer, range(3, 6))
+    expected = steps_on(net, trainer, *inputs[3:])
     net, trainer = make(1, seed=1)
     load_checkpoint(tmp_path / "c.npz", net, trainer)
     save_checkpoint(tmp_path / "again.npz", net, trainer)  # whose names are in another order
     load_checkpoint(tmp_path / "again.npz", *(again := make(8, seed=2)))
-    assert_same_bits(steps(net, trainer, range(3, 6)), expected)
-    assert_same_bits(steps(*again, range(3, 6)), expected)
+    assert_same_bits(steps_on(net, trainer, *inputs[3:]), expected)
+    assert_same_bits(steps_on(*again, *inputs[3:]), expected)
 
 
 def test_another_way_to_round_updates_is_refused(tmp_path):
-    training = Training(ROUNDED[1])
-    training.train(SAVED_AFTER)
-    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
-    message = (
-        r"update_rounding='stochastic', rounding_seed=3, and this Trainer's with '{}', {}; call"
-    )
-    assert_refused(tmp_path / "c.npz", Training(ROUNDED[2]), message.format("kahan", 3))
-    assert_refused(tmp_path / "c.npz", Training(MASTERS), "optimizer states differ at .*/master")
+    path = Training(ROUNDED[1]).train(SAVED_AFTER).save(tmp_path / "c.npz")
+    message = r"update_rounding='stochastic', rounding_seed=3, and this Trainer's with 'kahan', 3; "
+    assert_refused(path, Training(ROUNDED[2]), message)
+    assert_refused(path, Training(MASTERS), "optimizer states differ at .*/master")
 
 
 def is_another_kind(weights, way):
@@ -304,24 +289,18 @@ def is_another_kind(weights, way):
     ],
 )
 @pytest.mark.parametrize("gives", [True, False], ids=["gives", "takes"])
-def test_bfloat16_weights_take_the_fp32_values_of_others_and_give_theirs(
-    tmp_path, gives, weights, way
-):
-    source, target = (
-        Training(weights if gives else way),
-        Training(way if gives else weights, seed=1),
-    )
-    source.train(SAVED_AFTER)
-    save_checkpoint(tmp_path / "c.npz", source.net, source.trainer)
+def test_bfloat16_weights_take_fp32_values_of_others_and_give_theirs(tmp_path, gives, weights, way):
+    of_source, of_target = (weights, way) if gives else (way, weights)
+    path = Training(of_source).train(SAVED_AFTER).save(tmp_path / "c.npz")
+    target = Training(of_target, seed=1)
     if way.startswith("bfloat16 weights"):  # only one of the two has masters
-        assert_refused(tmp_path / "c.npz", target, "optimizer states differ at .*/master")
+        assert_refused(path, target, "optimizer states differ at .*/master")
         return
-    load_checkpoint(tmp_path / "c.npz", target.net, target.trainer)
-    for parameter in target.net.collect_params().values():
+    for parameter in target.load(path).net.collect_params().values():
         value = parameter.data().asnumpy().astype(np.float32)
         assert value.tobytes() == round_to(value, fp32.format_of(parameter)).tobytes()
     mpgluon.restore(target.net)
-    assert_same_bits(parameters_of(target.net), read_parameters(tmp_path / "c.npz"))
+    assert_same_bits(parameters_of(target.net), read_parameters(path))
 
 
 @pytest.mark.filterwarnings("ignore:Accumulating with float16")
@@ -339,10 +318,9 @@ def test_files_have_the_fp32_values_of_float16_weights_that_were_trained_without
 
 
 def test_a_learning_rate_that_was_set_by_hand_is_restored(tmp_path):
-    training, other = Training(), Training()
+    training = Training()
     training.trainer.set_learning_rate(0.0125)
-    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
-    load_checkpoint(tmp_path / "c.npz", other.net, other.trainer)
+    other = Training().load(training.save(tmp_path / "c.npz"))
     assert other.trainer.learning_rate == 0.0125
 
 
@@ -352,11 +330,9 @@ def test_the_learning_rate_of_a_schedule_is_restored(tmp_path):
     training.trainer.optimizer.lr_scheduler = schedule
     training.train(2)
     rate = training.trainer.learning_rate
-    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
-    training.train(2)
-    assert training.trainer.learning_rate < rate
-    load_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
-    assert training.trainer.learning_rate == rate
+    path = training.save(tmp_path / "c.npz")
+    assert training.train(2).trainer.learning_rate < rate
+    assert training.load(path).trainer.learning_rate == rate
 
 
 def test_optimizer_states_stay_with_their_parameters_whatever_the_names(tmp_path):
@@ -367,29 +343,20 @@ def test_optimizer_states_stay_with_their_parameters_whatever_the_names(tmp_path
         net.initialize(mx.init.Normal(1))
         return net, gluon.Trainer(net.collect_params(), *SGD)
 
-    def train(net, trainer):
-        with autograd.record():
-            loss = (net(mx.nd.arange(8).reshape((2, 4)) / 8) ** 2).sum()
-        loss.backward()
-        trainer.step(2)
-        return [parameter.data().asnumpy().tobytes() for parameter in net.collect_params().values()]
-
     first, second = make([5, 6, 7]), make([8, 9, 10])
-    train(*first)
+    x = mx.nd.arange(8).reshape((2, 4)) / 8
+    steps_on(*first, x)
     save_checkpoint(tmp_path / "c.npz", *first)
     load_checkpoint(tmp_path / "c.npz", *second)
-    assert train(*second) == train(*first)
+    assert_same_bits(steps_on(*second, x), steps_on(*first, x))
 
 
 def assert_goes_on(tmp_path, way, optimizer, devices, *, scaled, but=None):
-    whole = Training(way, optimizer, devices, scaled=scaled)
-    whole.train(STEPS)
-    first = Training(way, optimizer, devices, scaled=scaled)
-    first.train(SAVED_AFTER)
-    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    whole = Training(way, optimizer, devices, scaled=scaled).train(STEPS)
+    first = Training(way, optimizer, devices, scaled=scaled).train(SAVED_AFTER)
     second = Training(way, optimizer, devices, scaled=scaled, seed=1)
     assert second.arrays() != first.arrays()
-    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    second.load(first.save(tmp_path / "c.npz"))
     assert second.everything() == first.everything()
     second.step = SAVED_AFTER
     second.train(STEPS - SAVED_AFTER)
@@ -404,13 +371,20 @@ def assert_goes_on(tmp_path, way, optimizer, devices, *, scaled, but=None):
         assert amp.loss_scale(second.trainer) == amp.loss_scale(whole.trainer) == 256.0
 
 
+def assert_goes_on_alike(whole, resumed, train=Training.train) -> None:
+    """Train one that is at the checkpoint and one that loaded it to the end, and compare bits."""
+    resumed.step = SAVED_AFTER
+    for training in (whole, resumed):
+        train(training, STEPS - SAVED_AFTER)
+    assert whole.arrays() == resumed.arrays()
+
+
 @pytest.mark.parametrize("steps", [0, 2])
 def test_saving_a_trainer_makes_no_state_and_no_master(tmp_path, steps):
-    training = Training("float16")
-    training.train(steps)
+    training = Training("float16").train(steps)
     (updater,) = training.trainer._updaters
     before = (updater, dict(updater.states), dict(updater.masters), training.everything())
-    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    training.save(tmp_path / "c.npz")
     (updater,) = training.trainer._updaters
     assert before == (updater, updater.states, updater.masters, training.everything())
 
@@ -420,11 +394,11 @@ def test_random_states_are_restored(tmp_path):
     random.seed(5)
     np.random.seed(5)
     np.random.randn()  # leaves a second normal number in store
-    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    path = training.save(tmp_path / "c.npz")
     expected = [random.random(), random.gauss(0, 1), *np.random.randn(3), *np.random.rand(700)]
     random.seed(6)
     np.random.seed(6)
-    load_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+    training.load(path)
     drawn = [random.random(), random.gauss(0, 1), *np.random.randn(3), *np.random.rand(700)]
     assert drawn == expected
 
@@ -435,12 +409,12 @@ def test_mxnets_random_state_is_restored(tmp_path):
     files = [tmp_path / "first.npz", tmp_path / "second.npz"]
     drawn = []
     for path in files:
-        save_checkpoint(path, training.net, training.trainer)
+        training.save(path)
         drawn.append(mx.nd.random.uniform(shape=4).asnumpy().tolist())
     assert drawn[0] != drawn[1]
     for path, expected in zip(files, drawn):
         mx.random.seed(6)
-        load_checkpoint(path, training.net, training.trainer)
+        training.load(path)
         assert mx.nd.random.uniform(shape=4).asnumpy().tolist() == expected
 
 
@@ -452,7 +426,7 @@ def test_a_seed_of_32_bits_is_one_that_a_file_may_hold(seed):
 def test_extra_comes_back_from_loading_and_from_reading_alone(saved):
     training, path = saved
     extra = {"epoch": 3, "config": {"a": [1, 2.5, None, True]}, "text": "naïve"}
-    save_checkpoint(path, training.net, training.trainer, **extra)
+    training.save(path, **extra)
     before = training.everything()
     assert read_extra(path) == extra
     assert training.everything() == before
@@ -473,7 +447,7 @@ def test_extra_that_json_cannot_hold_is_refused_and_the_file_stays(saved):
     training, path = saved
     before = path.read_bytes()
     with pytest.raises(TypeError, match="not JSON serializable"):
-        save_checkpoint(path, training.net, training.trainer, block=training.net)
+        training.save(path, block=training.net)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
 
@@ -541,13 +515,10 @@ def npy(array) -> bytes:
         (npz(header=header(a=1)), "not an mpgluon checkpoint: it has no header"),
         (npz(header=np.array([print, None])), "damaged or not a checkpoint .*allow_pickle=False"),
         (
-            npz(header=header(format="another checkpoint", version=1)),
-            "is a 'another checkpoint' of version 1; this mpgluon reads version 2",
+            npz(header=header(format="another", version=1)),
+            "is a 'another' of version 1; this .*n 2",
         ),
-        (
-            npz(header=header(format="mpgluon checkpoint", version=1)),
-            "is a 'mpgluon checkpoint' of version 1; this mpgluon reads version 2",
-        ),
+        (npz(header=header(format="mpgluon checkpoint", version=1)), "of version 1; this .*n 2"),
     ],
     ids=["empty", "text", "npy", "npz", "numbers", "json", "pickle", "format", "version"],
 )
@@ -558,9 +529,7 @@ def test_a_foreign_file_is_refused(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("generator", ["python", "numpy", "mxnet"])
-def test_random_states_that_no_generator_takes_are_refused_before_anything_is_changed(
-    saved, generator
-):
+def test_random_states_that_no_generator_takes_are_refused_before_a_change(saved, generator):
     _, path = saved
     fields, arrays = read_file(path)
     fields["random"][generator] = [3, [1, 2], None]
@@ -607,16 +576,13 @@ WAYS = ["float32", "float16", "autocast float16"]
 @pytest.mark.parametrize("optimizer", [SGD, ADAM], ids=lambda optimizer: optimizer[0])
 @pytest.mark.parametrize("target", WAYS)
 @pytest.mark.parametrize("source", WAYS)
-def test_a_checkpoint_of_one_level_is_loaded_into_another_bit_for_bit(
-    tmp_path, source, target, optimizer, devices
-):
-    first = Training(source, optimizer, devices)
-    first.train(SAVED_AFTER)
-    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer, epoch=1)
+def test_a_checkpoint_goes_from_one_level_to_another(tmp_path, source, target, optimizer, devices):
+    first = Training(source, optimizer, devices).train(SAVED_AFTER)
+    first.save(tmp_path / "c.npz", epoch=1)
     second = Training(target, optimizer, devices, seed=1)
     assert load_checkpoint(tmp_path / "c.npz", second.net, second.trainer) == {"epoch": 1}
     assert fp32_everything(second) == fp32_everything(first)
-    for parameter, other in zip(*(t.net.collect_params().values() for t in (first, second))):
+    for parameter, other in pairs(first, second):
         # Nearest even in NumPy, too.
         expected = np.dtype(other.dtype)
         assert other.data().asnumpy().dtype == expected
@@ -627,9 +593,7 @@ def test_a_checkpoint_of_one_level_is_loaded_into_another_bit_for_bit(
     assert scales[0] == scales[1]
     assert amp.skipped_steps(second.trainer) == amp.skipped_steps(first.trainer)
     assert second.trainer.optimizer.num_update == first.trainer.optimizer.num_update
-    save_checkpoint(tmp_path / "d.npz", second.net, second.trainer)  # and back
-    third = Training(source, optimizer, devices, seed=2)
-    load_checkpoint(tmp_path / "d.npz", third.net, third.trainer)
+    third = Training(source, optimizer, devices, seed=2).load(second.save(tmp_path / "d.npz"))
     assert third.arrays() == first.arrays()
     for training in (first, third):
         training.step = SAVED_AFTER
@@ -643,29 +607,27 @@ def test_a_checkpoint_of_one_level_is_loaded_into_another_bit_for_bit(
 
 @pytest.mark.parametrize("stepped", [0, 2])
 @pytest.mark.parametrize(("source", "target"), [("float32", "float16"), ("float16", "float32")])
-def test_an_fp32_run_without_a_loss_scale_goes_on_in_a_cast_network_and_back(
-    tmp_path, source, target, stepped
-):
-    first = Training(source, scaled=source == "float16")
-    first.train(stepped)
-    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+def test_an_fp32_run_without_a_scale_goes_on_in_a_cast_network(tmp_path, source, target, stepped):
+    first = Training(source, scaled=source == "float16").train(stepped)
     second = Training(target, scaled=target == "float16", seed=1)
-    load_checkpoint(tmp_path / "c.npz", second.net, second.trainer)
+    second.load(first.save(tmp_path / "c.npz"))
     if target == "float16":
         assert amp.loss_scale(second.trainer) == 64  # its own
         mpgluon.restore(second.net)
     if source == "float16":
         mpgluon.restore(first.net)
-    for one, other in zip(*(t.net.collect_params().values() for t in (first, second))):
+    for one, other in pairs(first, second):
         assert one.data().asnumpy().tobytes() == other.data().asnumpy().tobytes()
+
+
+def pairs(first, second):
+    """Return the pairs of the same parameter in two trainings."""
+    return zip(*(training.net.collect_params().values() for training in (first, second)))
 
 
 @pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")  # as MXNet says
 def test_a_network_without_masters_refuses_fp32_momenta(tmp_path):
-    first = Training()
-    first.train(2)
-    path = tmp_path / "c.npz"
-    save_checkpoint(path, first.net, first.trainer)
+    path = Training().train(2).save(tmp_path / "c.npz")
     second = Training("float16", seed=1)
     second.trainer.optimizer.multi_precision = False
     assert_refused(path, second, "optimizer states differ at 0")
@@ -673,14 +635,10 @@ def test_a_network_without_masters_refuses_fp32_momenta(tmp_path):
 
 @pytest.mark.parametrize("way", ["float32", "float16"])
 @pytest.mark.parametrize(("value", "kind"), [(np.nan, "NaN"), (-np.inf, "infinite")])
-def test_weights_that_are_not_finite_are_written_and_loaded_with_a_warning(
-    way, value, kind, tmp_path, caplog
-):
+def test_weights_that_are_not_finite_come_with_a_warning(way, value, kind, tmp_path, caplog):
     caplog.set_level("WARNING", "mpgluon")
-    training, path = Training(way), tmp_path / "c.npz"
-    training.train(1)
-    save_checkpoint(path, training.net, training.trainer)
-    load_checkpoint(path, training.net, training.trainer)
+    training, path = Training(way).train(1), tmp_path / "c.npz"
+    training.load(training.save(path))
     read_parameters(path)
     assert caplog.messages == []
     for layer in (0, 4):
@@ -688,8 +646,7 @@ def test_weights_that_are_not_finite_are_written_and_loaded_with_a_warning(
         changed = weight.data().asnumpy()
         changed.flat[0] = value
         weight.set_data(mx.nd.array(changed, dtype=weight.dtype))
-    save_checkpoint(path, training.net, training.trainer)
-    load_checkpoint(path, training.net, training.trainer)
+    training.load(training.save(path))
     read = read_parameters(path)
     fates = ["was written", "was loaded", "was read"]
     for message, fate in zip(caplog.messages, fates):
@@ -742,25 +699,15 @@ def test_a_weight_may_have_the_name_of_a_kind_of_array(tmp_path, name, cast, opt
         if cast:
             mpgluon.cast_block(net)
         kind, options = optimizer
-        options = {**options, "multi_precision": cast}
-        trainer = gluon.Trainer(net.collect_params(), kind, options)
+        trainer = gluon.Trainer(net.collect_params(), kind, {**options, "multi_precision": cast})
         amp.init_trainer(trainer, "none")
         return net, trainer
 
-    def train(net, trainer):
-        for _ in range(2):
-            with autograd.record():
-                loss = net(mx.nd.ones((2, 3)))
-            loss.backward()
-            trainer.step(2)
-
-    first, second = make(), make()
-    train(*first)
+    first, second, inputs = make(), make(), [mx.nd.ones((2, 3))] * 2
+    steps_on(*first, *inputs)
     save_checkpoint(tmp_path / "c.npz", *first)
     load_checkpoint(tmp_path / "c.npz", *second)
-    for net, trainer in (first, second):
-        train(net, trainer)
-    assert_same_bits(parameters_of(second[0]), parameters_of(first[0]))
+    assert_same_bits(steps_on(*second, *inputs), steps_on(*first, *inputs))
     load_checkpoint(tmp_path / "c.npz", *second)
     mpgluon.restore(second[0])
     assert_same_bits(read_parameters(tmp_path / "c.npz"), parameters_of(second[0]))
@@ -773,48 +720,35 @@ def test_frozen_parameters_have_their_fp32_values_on_every_level(tmp_path, sourc
         training.net[0].weight.grad_req = "null"
         return training
 
+    path = make(source, 0).train(2).save(tmp_path / "0.npz")
+    for number, way in enumerate(["float16", "float16", "float32"], start=1):
+        following = make(way, number).load(path)
+        path = following.save(tmp_path / f"{number}.npz")
     value = make("float32", 0).net[0].weight.data().asnumpy().tobytes()
-    first = make(source, 0)
-    first.train(2)
-    save_checkpoint(tmp_path / "0.npz", first.net, first.trainer)
-    for number, way in enumerate(["float16", "float16", "float32"]):
-        following = make(way, number + 1)
-        load_checkpoint(tmp_path / f"{number}.npz", following.net, following.trainer)
-        save_checkpoint(tmp_path / f"{number + 1}.npz", following.net, following.trainer)
     assert following.net[0].weight.data().asnumpy().tobytes() == value
 
 
 def test_values_that_float16_does_not_hold_are_refused_by_name(tmp_path):
     first = Training()
     first.net[4].weight.data()[0, 0] = 70000
-    save_checkpoint(tmp_path / "c.npz", first.net, first.trainer)
+    path = first.save(tmp_path / "c.npz")
     message = r"4\.weight has values beyond 65504, .* keep_fp32"
-    assert_refused(tmp_path / "c.npz", Training("float16"), message)
-
-
-PLAIN_SGD = ("sgd", {"learning_rate": 0.05})
+    assert_refused(path, Training("float16"), message)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("saved_with", "options", "message"),
     [
-        ({"optimizer": ADAM}, "its optimizer was SGD, this one is Adam"),
-        ({"optimizer": PLAIN_SGD}, "optimizer states differ at 0"),
-        ({"scaled": False}, "only one of the two Trainers has a loss scale"),
-        ({"units": 5}, r"0\.weight is .*\(4, 2, 3, 3\).*\(5, 2, 3, 3\)"),
+        ({}, {"optimizer": ADAM}, "its optimizer was SGD, this one is Adam"),
+        ({}, {"optimizer": ("sgd", {"learning_rate": 0.05})}, "optimizer states differ at 0"),
+        ({}, {"scaled": False}, "only one of the two Trainers has a loss scale"),
+        ({"scaled": False}, {}, "only one of the two Trainers has a loss scale"),
+        ({}, {"units": 5}, r"0\.weight is .*\(4, 2, 3, 3\).*\(5, 2, 3, 3\)"),
     ],
-    ids=["optimizer", "states", "loss scale", "network"],
 )
-def test_another_training_is_refused_with_the_difference(saved, options, message):
-    _, path = saved
+def test_another_training_is_refused_with_the_difference(tmp_path, saved_with, options, message):
+    path = Training(**saved_with).train(SAVED_AFTER).save(tmp_path / "c.npz")
     assert_refused(path, Training(**options), message)
-
-
-def test_a_trainer_with_a_loss_scale_is_refused_for_a_file_without(tmp_path):
-    training = Training(scaled=False)
-    training.train(1)
-    save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
-    assert_refused(tmp_path / "c.npz", Training(), "only one of the two Trainers has a loss scale")
 
 
 @pytest.mark.parametrize("kilobytes", ["full", 0, 1, 4, 16])
@@ -833,12 +767,12 @@ def test_a_disk_that_is_full_or_fills_up_keeps_the_file_from_before(saved, kilob
     reason = "No space left on device" if kilobytes == "full" else "File too large"
     try:
         with pytest.raises(CheckpointError, match=f"could not be written: {reason}"):
-            save_checkpoint(path, training.net, training.trainer)
+            training.save(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert os.listdir(path.parent) == [path.name]
     assert path.read_bytes() == before
-    load_checkpoint(path, training.net, training.trainer)
+    training.load(path)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
@@ -852,10 +786,10 @@ def test_a_crash_before_the_rename_keeps_the_file_from_before(saved, monkeypatch
 
     monkeypatch.setattr(os, call, crash)
     with pytest.raises(KeyboardInterrupt):
-        save_checkpoint(path, training.net, training.trainer)
+        training.save(path)
     monkeypatch.undo()
     assert path.read_bytes() == before
-    save_checkpoint(path, training.net, training.trainer)  # despite the leftover file
+    training.save(path)  # despite the leftover file
     assert os.listdir(path.parent) == [path.name]
     assert path.read_bytes() != before
 
@@ -877,7 +811,7 @@ def test_the_content_is_on_the_disk_before_the_name_is(saved, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(os, "replace", noting_replace)
-    save_checkpoint(path, training.net, training.trainer)
+    training.save(path)
     assert calls == [
         ("fsync", f".{path.name}.{os.getpid()}.part"),
         ("replace", path.name),
@@ -889,9 +823,8 @@ def test_the_content_is_on_the_disk_before_the_name_is(saved, monkeypatch):
 def test_a_place_that_cannot_be_written_is_named(tmp_path, place):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    training = Training()
     with pytest.raises(CheckpointError, match=f"{place} could not be written: .*another folder"):
-        save_checkpoint(tmp_path / place, training.net, training.trainer)
+        Training().save(tmp_path / place)
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
@@ -941,9 +874,7 @@ def deferred_steps(net, trainer, numbers, devices=ONE):
 
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
 @pytest.mark.parametrize("way", ["float32", "bfloat16", "cast float16", "cast bfloat16"])
-def test_a_network_whose_shapes_wait_for_the_first_call_takes_them_from_the_file(
-    tmp_path, way, devices
-):
+def test_shapes_that_wait_for_the_first_call_are_taken_from_the_file(tmp_path, way, devices):
     first = deferred(way, devices)
     deferred_steps(*first, range(3), devices)
     save_checkpoint(tmp_path / "c.npz", *first)
@@ -992,28 +923,20 @@ def factor_schedule():
 
 @pytest.mark.parametrize("way", ["float32", "float16"])
 def test_a_schedule_may_be_the_only_one_that_knows_the_learning_rate(way, tmp_path):
-    path, whole = tmp_path / "c.npz", with_schedule(factor_schedule(), way)
-    whole.train(SAVED_AFTER)
-    save_checkpoint(path, whole.net, whole.trainer)
-    resumed = with_schedule(factor_schedule(), way)
-    load_checkpoint(path, resumed.net, resumed.trainer)
-    resumed.step = SAVED_AFTER
-    for training in (whole, resumed):
-        training.train(STEPS - SAVED_AFTER)
-    assert whole.arrays() == resumed.arrays()
+    whole = with_schedule(factor_schedule(), way).train(SAVED_AFTER)
+    path = whole.save(tmp_path / "c.npz")
+    resumed = with_schedule(factor_schedule(), way).load(path)
+    assert_goes_on_alike(whole, resumed)
     assert read_parameters(path).keys() == whole.net._collect_params_with_prefix().keys()
 
 
 @pytest.mark.parametrize("way", ["float32", "float16"])
 def test_numbers_of_numpy_are_kept_like_python_s(way, tmp_path):
-    path = tmp_path / "c.npz"
     schedule = factor_schedule()
     schedule.factor = np.float32(0.25)
     training = with_schedule(schedule, way)
     training.trainer._optimizer.lr = np.float32(0.5)
-    save_checkpoint(path, training.net, training.trainer)
-    resumed = with_schedule(factor_schedule(), way)
-    load_checkpoint(path, resumed.net, resumed.trainer)
+    resumed = with_schedule(factor_schedule(), way).load(training.save(tmp_path / "c.npz"))
     assert resumed.trainer._optimizer.lr_scheduler.factor == 0.25
 
 
@@ -1022,35 +945,29 @@ def test_the_steps_of_a_schedule_are_the_files(tmp_path):
         schedule = mx.lr_scheduler.MultiFactorScheduler(steps, factor=0.5, base_lr=0.125)
         return with_schedule(schedule), schedule
 
-    path, (whole, _) = tmp_path / "c.npz", make([2, 5])
-    whole.train(SAVED_AFTER)
-    save_checkpoint(path, whole.net, whole.trainer)
+    whole, _ = make([2, 5])
+    path = whole.train(SAVED_AFTER).save(tmp_path / "c.npz")
     resumed, schedule = make([50, 60, 70])
-    load_checkpoint(path, resumed.net, resumed.trainer)
+    resumed.load(path)
     assert schedule.step == [2, 5]
-    resumed.step = SAVED_AFTER
-    for training in (whole, resumed):
-        training.train(STEPS - SAVED_AFTER)
-    assert whole.arrays() == resumed.arrays()
+    assert_goes_on_alike(whole, resumed)
     # A file of mpgluon 0.2.0 has no lists.
     fields, arrays = read_file(path)
     del fields["trainer"]["lr_scheduler_lists"]
     write_file(path, fields, arrays)
     resumed, schedule = make([50, 60, 70])
-    load_checkpoint(path, resumed.net, resumed.trainer)
+    resumed.load(path)
     assert schedule.step == [50, 60, 70]
 
 
 def test_another_kind_of_schedule_keeps_its_own_settings_and_says_so(tmp_path, caplog):
-    path, saved = tmp_path / "c.npz", with_schedule(factor_schedule())
-    saved.train(SAVED_AFTER)
-    save_checkpoint(path, saved.net, saved.trainer)
+    path = with_schedule(factor_schedule()).train(SAVED_AFTER).save(tmp_path / "c.npz")
     cosine = with_schedule(mx.lr_scheduler.CosineScheduler(10, base_lr=0.5))
     before = dict(vars(cosine.trainer._optimizer.lr_scheduler))
-    load_checkpoint(path, cosine.net, cosine.trainer)
+    cosine.load(path)
     assert vars(cosine.trainer._optimizer.lr_scheduler) == before
     constant = Training("float16", ("sgd", {"momentum": 0.9, "learning_rate": 0.02}))
-    load_checkpoint(path, constant.net, constant.trainer)
+    constant.load(path)
     assert constant.trainer.learning_rate == 0.02
     assert [m.partition(", and ")[2] for m in caplog.messages] == [
         "this Trainer has a CosineScheduler; it keeps its own",
@@ -1062,7 +979,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     training = Training()
     training.trainer._optimizer.num_update = "many"
     with pytest.raises(CheckpointError, match=r"was not written: its trainer/num_update .*'many'"):
-        save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+        training.save(tmp_path / "c.npz")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -1075,7 +992,7 @@ def test_parameters_that_are_trained_outside_of_the_network_are_refused(tmp_path
     with pytest.raises(CheckpointError, match=r"not written: .* 2 parameters .*head_bias first"):
         save_checkpoint(path, training.net, trainer)
     assert not path.exists()
-    save_checkpoint(path, training.net, training.trainer)
+    training.save(path)
     with pytest.raises(CheckpointError, match=r"not loaded: .* 2 parameters .*head_bias first"):
         load_checkpoint(path, training.net, trainer)
     head.collect_params().setattr("grad_req", "null")
@@ -1085,18 +1002,16 @@ def test_parameters_that_are_trained_outside_of_the_network_are_refused(tmp_path
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("way", ["float16", MASTERS])
 def test_weights_that_were_set_since_the_latest_step_are_what_a_file_holds(way, frozen, tmp_path):
-    training, path = Training(way), tmp_path / "c.npz"
-    training.train(2)
+    training = Training(way).train(2)
     weight = training.net[0].weight
     if frozen:
         weight.grad_req = "null"
     weight.set_data(mx.nd.full(weight.shape, 0.5, dtype=weight.dtype))
     if frozen:
         training.train(1)
-    save_checkpoint(path, training.net, training.trainer)
+    path = training.save(tmp_path / "c.npz")
     assert (read_parameters(path)["0.weight"] == 0.5).all()
-    plain = Training("float32")
-    load_checkpoint(path, plain.net, plain.trainer)
+    plain = Training("float32").load(path)
     assert (plain.net[0].weight.data().asnumpy() == 0.5).all()
 
 
@@ -1150,22 +1065,16 @@ def nested_schedule():
 @pytest.mark.parametrize("way", ["float32", "float16"])
 @pytest.mark.parametrize(
     ("optimizer", "schedule"),
-    [
-        ("lars", factor_schedule),
-        ("keepsmuch", lambda: None),
-        ("sgd", nested_schedule),
-    ],
+    [("lars", factor_schedule), ("keepsmuch", lambda: None), ("sgd", nested_schedule)],
 )
-def test_what_an_optimizer_and_a_schedule_keep_in_themselves_goes_on(
-    optimizer, schedule, way, tmp_path
-):
+def test_what_an_optimizer_and_a_schedule_keep_goes_on(optimizer, schedule, way, tmp_path):
     # MXNet's LARS multiplies momenta by the rate over the one of the step before.
     def make():
         momentum = {} if optimizer == "keepsmuch" else {"momentum": 0.5}
         options = {"learning_rate": 0.1, "lr_scheduler": schedule(), **momentum}
         return Training(way, (optimizer, options))
 
-    path, whole, resumed = tmp_path / "c.npz", make(), make()
+    whole, resumed = make(), make()
 
     def train(training, steps):
         for _ in range(steps):
@@ -1176,13 +1085,10 @@ def test_what_an_optimizer_and_a_schedule_keep_in_themselves_goes_on(
                 rates.others[0].base_lr *= 0.5
 
     train(whole, SAVED_AFTER)
-    save_checkpoint(path, whole.net, whole.trainer)
+    path = whole.save(tmp_path / "c.npz")
     train(resumed, SAVED_AFTER + 1)  # so its state is not the file's
-    load_checkpoint(path, resumed.net, resumed.trainer)
-    resumed.step = SAVED_AFTER
-    for training in (whole, resumed):
-        train(training, STEPS - SAVED_AFTER)
-    assert whole.arrays() == resumed.arrays()
+    resumed.load(path)
+    assert_goes_on_alike(whole, resumed, train)
 
 
 def test_a_state_that_a_file_cannot_hold_is_refused(tmp_path):
@@ -1196,7 +1102,7 @@ def test_a_state_that_a_file_cannot_hold_is_refused(tmp_path):
         state = training.trainer._optimizer.create_state(index, parameter.data())
         training.trainer._updaters[0].states[index] = state
     with pytest.raises(mpgluon.TrainerStateError, match=r"/1 is a str, which a checkpoint"):
-        save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+        training.save(tmp_path / "c.npz")
     assert not (tmp_path / "c.npz").exists()
 
 
@@ -1217,7 +1123,7 @@ def test_arrays_and_dictionaries_in_attributes_are_said_to_be_left_out_once(tmp_
 
     training = Training("float32", ("keepsarrays", {"lr_scheduler": ByEpoch({3: 0.2})}))
     for _ in range(2):
-        save_checkpoint(tmp_path / "c.npz", training.net, training.trainer)
+        training.save(tmp_path / "c.npz")
     assert [message.partition(", and not")[0] for message in caplog.messages] == [
         "a checkpoint holds the numbers that KeepsArrays keeps in its attributes",
         "a checkpoint holds the numbers that ByEpoch keeps in its attributes",

@@ -1,7 +1,5 @@
 """Programs written for ``mxnet.contrib.amp`` run with ``from mpgluon import amp``."""
 
-from __future__ import annotations
-
 import importlib
 
 import mpgluon
@@ -12,12 +10,13 @@ from mpgluon.trainer import networks
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, in_sequence, parameters_of
+from helpers import BOTH, assert_same_bits, in_sequence, parameters_of
 from mxnet import autograd, gluon
 from mxnet.contrib.amp import lists
 from mxnet.gluon import nn
 
 MXNETS_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
+PRODUCTS = ["Convolution", "FullyConnected"]
 LISTS = ["lp16_ops", "fp32_ops", "lp16_fp32_ops", "conditional_fp32_ops", "widest_type_cast"]
 
 
@@ -67,32 +66,22 @@ def train(net: gluon.Block, trainer: gluon.Trainer, steps: int = 4) -> None:
         trainer.step(len(labels))
 
 
-def assert_same(one: gluon.Block, other: gluon.Block) -> None:
-    pairs = zip(parameters_of(one).items(), parameters_of(other).items())
-    for (place, value), (_, expected) in pairs:
-        np.testing.assert_array_equal(value, expected, err_msg=place)
-
-
 @BOTH
 @pytest.mark.parametrize("dtype", ["float16", np.float16, "bfloat16", MXNETS_BFLOAT16])
 def test_init_trains_the_bits_of_autocast(hybridize, dtype):
-    amp.init(dtype)
-    net = make_net()
-    if hybridize:
-        net.hybridize(static_alloc=True, static_shape=True)
-    net(batch()[0])  # traced in FP32 before the Trainer comes
-    trainer = trainer_of(net)
-    amp.init_trainer(trainer)
-    train(net, trainer)
+    def trained(net):
+        amp.init_trainer(trainer := trainer_of(net))
+        train(net, trainer)
+        return parameters_of(net)
 
-    expected = make_net()
+    amp.init(dtype)
+    net, expected = make_net(), make_net()
+    for one in (net, expected):
+        one.hybridize(hybridize, static_alloc=True, static_shape=True)
+    net(batch()[0])  # traced in FP32 before the Trainer comes
+    found = trained(net)
     amp.autocast(expected, "float16" if dtype in ("float16", np.float16) else "bfloat16")
-    if hybridize:
-        expected.hybridize(static_alloc=True, static_shape=True)
-    expected_trainer = trainer_of(expected)
-    amp.init_trainer(expected_trainer)
-    train(expected, expected_trainer)
-    assert_same(net, expected)
+    assert_same_bits(found, trained(expected))
 
 
 def test_each_network_is_cast_when_its_own_trainer_comes():
@@ -143,8 +132,7 @@ def test_a_network_that_is_cast_already_is_left_as_it_is():
     amp.init("bfloat16")
     net = make_net()
     mpgluon.cast_block(net, keep_fp32=[net[0]])
-    options = {"multi_precision": True}
-    amp.init_trainer(gluon.Trainer(net.collect_params(), "sgd", options))
+    amp.init_trainer(gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True}))
     assert net[4].dense.weight.dtype == "float16"
     assert net[0].weight.dtype == np.float32
 
@@ -168,10 +156,7 @@ def computes_in_16_bits(net: gluon.Block) -> bool:
     [
         ({"fp32_ops": ["FullyConnected", "softmax"]}, {"keep_fp32": ["FullyConnected"]}),
         ({"target_precision_ops": ["FullyConnected"]}, {"keep_fp32": ["Convolution"]}),
-        (
-            {"target_precision_ops": ["Convolution", "FullyConnected", "softmax"]},
-            {"compute_16": ["softmax"]},
-        ),
+        ({"target_precision_ops": [*PRODUCTS, "softmax"]}, {"compute_16": ["softmax"]}),
         (
             {"conditional_fp32_ops": [("Activation", "act_type", ["softrelu"])]},
             {"keep_fp32": ["Activation"]},
@@ -214,9 +199,8 @@ def test_convert_hybrid_block_returns_a_copy_with_the_bits_of_a_cast(hybridize, 
     if hybridize:
         net.hybridize()
     before = net(images).asnumpy()
-    converted = amp.convert_hybrid_block(
-        net, excluded_sym_names=[f"{net[0].name}_fwd"], ctx=mx.cpu(), **options
-    )
+    options["excluded_sym_names"] = [f"{net[0].name}_fwd"]
+    converted = amp.convert_hybrid_block(net, ctx=mx.cpu(), **options)
     np.testing.assert_array_equal(net(images).asnumpy(), before)
     cast = mpgluon.cast_block if options else amp.autocast
     cast(net, keep_fp32=[net[0], nn.BatchNorm])

@@ -4,8 +4,6 @@ The stand-ins are small libraries with the names of the real ones, in the folder
 Each writes down its file when it is loaded, and has the dependencies of the real one.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -23,17 +21,10 @@ MODULE = ROOT / "mpgluon" / "base" / "cuda_libraries.py"
 
 # As in the wheels that the extra "cu117" names.
 WHEEL_FILES = [
-    "cuda_runtime/lib/libcudart.so.11.0",
-    "cuda_nvrtc/lib/libnvrtc.so.11.2",
-    "nvtx/lib/libnvToolsExt.so.1",
-    "cublas/lib/libcublasLt.so.11",
-    "cublas/lib/libcublas.so.11",
-    "cufft/lib/libcufft.so.10",
-    "curand/lib/libcurand.so.10",
-    "cusparse/lib/libcusparse.so.11",
-    "cusolver/lib/libcusolver.so.11",
-    "cudnn/lib/libcudnn.so.8",
-    "nccl/lib/libnccl.so.2",
+    *("cuda_runtime/lib/libcudart.so.11.0", "cuda_nvrtc/lib/libnvrtc.so.11.2"),
+    *("nvtx/lib/libnvToolsExt.so.1", "cublas/lib/libcublasLt.so.11", "cublas/lib/libcublas.so.11"),
+    *("cufft/lib/libcufft.so.10", "curand/lib/libcurand.so.10", "cusparse/lib/libcusparse.so.11"),
+    *("cusolver/lib/libcusolver.so.11", "cudnn/lib/libcudnn.so.8", "nccl/lib/libnccl.so.2"),
 ]
 NEEDS = {
     "libcublas.so.11": ["libcublasLt.so.11"],
@@ -118,6 +109,15 @@ def make_distribution(site: Path, name: str, version: str = "1.9.1") -> None:
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
+def start(python: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run an interpreter with some variables more."""
+    return subprocess.run(
+        [python, "-W", "ignore", *arguments],
+        **{"capture_output": True, "text": True, "timeout": 600, "check": False},
+        env={**os.environ, **environment},
+    )
+
+
 class Machine:
     """A copy of the stand-ins, to change and to start Python on."""
 
@@ -137,20 +137,9 @@ class Machine:
         return [Path(line) for line in self._record.read_text().splitlines()]
 
     def start(self, *arguments: str) -> subprocess.CompletedProcess:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(self.site),
-            "LD_LIBRARY_PATH": f"{self.driver}:{self.system}",
-            "LOADED": str(self._record),
-        }
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", *arguments],
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-            env=environment,
-        )
+        libraries = f"{self.driver}:{self.system}"
+        own = {"PYTHONPATH": str(self.site), "LOADED": str(self._record)}
+        return start(sys.executable, *arguments, LD_LIBRARY_PATH=libraries, **own)
 
     def runs(self, code: str) -> str:
         """Return the output of the code, which has the module at hand but not the package."""
@@ -237,16 +226,16 @@ def test_for_another_build_nothing_is_loaded_in_less_than_a_millisecond(machine,
     else:
         make_distribution(machine.site, build)
     # The quickest of some calls: others may need the processor.
-    said = machine.runs(
-        "import sys, time\n"
-        f"sys.path.remove({str(Path(mx.__file__).parents[1])!r})\n"
-        "times = []\n"
-        "for _ in range(20):\n"
-        "    began = time.perf_counter()\n"
-        "    assert M['load']() == []\n"
-        "    times.append(time.perf_counter() - began)\n"
-        "print(min(times))"
-    )
+    said = machine.runs(f"""
+import sys, time
+sys.path.remove({str(Path(mx.__file__).parents[1])!r})
+times = []
+for _ in range(20):
+    began = time.perf_counter()
+    assert M['load']() == []
+    times.append(time.perf_counter() - began)
+print(min(times))
+""")
     assert float(said) < 1e-3
     assert machine.loaded == []
 
@@ -315,23 +304,12 @@ def driver(compiler, tmp_path) -> Path:
     return tmp_path / "driver"
 
 
-def start(python: Path, *arguments: str, driver: str = "") -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [python, "-W", "ignore", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, "LD_LIBRARY_PATH": driver},
-    )
-
-
 @pytest.mark.network
 def test_an_installed_extra_needs_nothing_but_a_driver(cuda_python, driver):
-    done = start(cuda_python, "-c", USE_THE_LIBRARIES, driver=str(driver))
+    done = start(cuda_python, "-c", USE_THE_LIBRARIES, LD_LIBRARY_PATH=str(driver))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[0, 8906]"
-    doctor = start(cuda_python, "-m", "mpgluon_command", "doctor", driver=str(driver))
+    doctor = start(cuda_python, "-m", "mpgluon_command", "doctor", LD_LIBRARY_PATH=str(driver))
     assert doctor.returncode == 0, doctor.stdout + doctor.stderr
     said = " ".join(doctor.stdout.split())
     assert "ok MXNet mxnet-cu117 1.9.1" in said
@@ -343,5 +321,5 @@ def test_an_installed_extra_needs_nothing_but_a_driver(cuda_python, driver):
 @pytest.mark.network
 def test_the_real_files_are_where_the_table_says(cuda_python, driver):
     code = f"import runpy\nfor file in runpy.run_path({str(MODULE)!r})['load'](): print(file.name)"
-    done = start(cuda_python, "-c", code, driver=str(driver))
+    done = start(cuda_python, "-c", code, LD_LIBRARY_PATH=str(driver))
     assert done.stdout.split() == list(LIBRARIES), done.stderr

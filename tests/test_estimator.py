@@ -1,7 +1,5 @@
 """``gluon.contrib.estimator``: ``fit`` trains as a loop with a scaled loss does."""
 
-from __future__ import annotations
-
 import logging
 import math
 
@@ -11,6 +9,7 @@ from mpgluon import DynamicLossScale, TrainerStateError, amp
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_same_bits
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.estimator import BatchEnd, Estimator
@@ -81,8 +80,7 @@ def test_fit_gives_the_weights_of_a_loop_by_hand(way, devices):
             losses.extend(loss.mean().asscalar() for loss in kwargs["loss"])
 
     estimator.fit(data(), epochs=1, event_handlers=[Keep()])
-    for one, other in zip(weights(net), by_hand(way, devices, 64)):
-        np.testing.assert_array_equal(one, other)
+    assert_same_bits(weights(net), by_hand(way, devices, 64))
     assert amp.loss_scale(trainer) == 256  # doubled after two of five steps, and after four
     assert len(losses) == BATCHES * len(devices)
     assert all(0 < loss < 4 for loss in losses)  # as they were before they were scaled
@@ -119,8 +117,7 @@ def test_an_estimator_without_a_batch_processor_trains_unscaled_and_warns_once(c
     assert "batch_processor=mpgluon.estimator.BatchProcessor()" in message
     control, other = make("autocast", ONE, "none")
     estimator_of(control, other, ONE).fit(data(), epochs=1)
-    for one, two in zip(weights(net), weights(control)):
-        np.testing.assert_array_equal(one, two)
+    assert_same_bits(weights(net), weights(control))
 
 
 def test_a_trainer_without_a_loss_scale_is_refused_at_the_first_batch():

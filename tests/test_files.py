@@ -1,7 +1,5 @@
 """Files that are complete or absent, whoever was killed before, and behind links."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

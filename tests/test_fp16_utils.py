@@ -1,7 +1,5 @@
 """Mixed precision by hand: equal, bit for bit, to the automatic kind."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import amp
 from mpgluon.fp16_utils import (
@@ -34,11 +32,8 @@ def make_net(devices=ONE, *, cast=True):
     mx.random.seed(0)
     np.random.seed(0)
     net = nn.HybridSequential()
-    net.add(
-        nn.Dense(8, in_units=3, use_bias=False),
-        nn.BatchNorm(in_channels=8),
-        nn.Dense(2, in_units=8),
-    )
+    net.add(nn.Dense(8, in_units=3, use_bias=False))
+    net.add(nn.BatchNorm(in_channels=8), nn.Dense(2, in_units=8))
     net.initialize(mx.init.Normal(0.5), ctx=devices)
     if cast:
         mpgluon.cast_block(net)
@@ -144,9 +139,8 @@ def test_frozen_parameters_have_no_master_and_multipliers_are_kept():
     net[0].weight.grad_req = "null"
     net[2].weight.lr_mult, net[2].bias.wd_mult = 0.5, 0.0
     model_params, master_params = prep_param_lists(net)
-    assert [p.name for p in model_params] == [
-        p.name for p in (net[1].gamma, net[1].beta, net[2].weight, net[2].bias)
-    ]
+    expected = (net[1].gamma, net[1].beta, net[2].weight, net[2].bias)
+    assert [p.name for p in model_params] == [p.name for p in expected]
     assert [p.lr_mult for p in master_params] == [1, 1, 0.5, 1]
     assert [p.wd_mult for p in master_params] == [1, 1, 1, 0]
     net.collect_params().setattr("grad_req", "null")
@@ -181,9 +175,8 @@ def test_gradients_are_widened_exactly_and_weights_rounded_to_nearest_even():
     model_grads_to_master_grads(*lists)
     assert master.grad().asnumpy().tobytes() == gradient.astype(np.float32).tobytes()
     # Two ties, one to either side, and one number just above a tie.
-    master.set_data(
-        mx.nd.array([[1 + 2.0**-11], [1 + 3 * 2.0**-11], [1 + 2.0**-11 + 2.0**-20], [0]])
-    )
+    ties = [[1 + 2.0**-11], [1 + 3 * 2.0**-11], [1 + 2.0**-11 + 2.0**-20], [0]]
+    master.set_data(mx.nd.array(ties))
     master_params_to_model_params(*lists)
     assert model.data().asnumpy().ravel().tolist() == [1, 1 + 2.0**-9, 1 + 2.0**-10, 0]
 

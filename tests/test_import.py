@@ -1,7 +1,5 @@
 """``import mpgluon`` in a fresh process: what it adds, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -228,9 +226,7 @@ for prepare in (mpgluon.cast_block, amp.autocast):
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_while_a_block_computes_three_functions_are_exchanged_and_other_threads_compute_as_ever(
-    hybridize,
-):
+def test_while_a_block_computes_three_functions_are_exchanged_in_its_thread_only(hybridize):
     assert_runs(f"""{WATCH}
 from threading import Thread
 

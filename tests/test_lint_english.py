@@ -1,7 +1,5 @@
 """The lint of English finds each habit where text stands, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from lint_english import HABITS, RATCHETS, english_lines, findings, main
 

@@ -1,7 +1,5 @@
 """docs/migration.md: our side of every pair of blocks runs, and does as the page says."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import inspect
@@ -185,12 +183,17 @@ def check_a_scale_below_1(names):
     assert loss_scale.scale == 2.0**-10
 
 
-def check_apex_o2(names):
+def check_training(names, parameters="float32", first_scale=2.0**16):
+    """Check what most blocks leave: FP16 computes, the scale follows the rule, the loss falls."""
     assert_computes_in_float16(names["net"], names)
-    assert formats(names["net"]) == {"float16"}
-    assert names["net"][1].gamma.dtype == np.float32
+    assert formats(names["net"]) == {parameters}
+    assert_scaled(names, first_scale)
     assert_trained(names["net"], names)
-    assert_scaled(names)
+
+
+def check_apex_o2(names):
+    check_training(names, "float16")
+    assert names["net"][1].gamma.dtype == np.float32
     assert 0 < names["norm"] < np.inf
     rounded = names["net"][4].weight.data().asnumpy()
     mpgluon.restore(names["net"])
@@ -260,9 +263,7 @@ def check_operators(names):
 
 
 def check_two_losses(names):
-    assert_computes_in_float16(names["net"], names)
-    assert_scaled(names)
-    assert_trained(names["net"], names)
+    check_training(names)
     # The second loss counts: without it logits become larger.
     images = names["batches"][0][0]
     without = make_net()
@@ -300,11 +301,8 @@ def check_checkpoint(names):
 
 
 def check_keras(names):
-    assert_computes_in_float16(names["net"], names)
-    assert formats(names["net"]) == {"float32"}
+    check_training(names, first_scale=2.0**15)
     assert names["calls"] == BATCHES * ["clip_global_norm"]
-    assert_scaled(names, first_scale=2.0**15)
-    assert_trained(names["net"], names)
 
 
 def check_graph_rewrite(names):
@@ -329,17 +327,9 @@ def check_paddle(names):
     assert {array.dtype for array in mx.nd.load(names["path"]).values()} == {np.float32}
 
 
-def check_estimator(names):
-    assert_computes_in_float16(names["net"], names)
-    assert_scaled(names)
-    assert_trained(names["net"], names)
-
-
 def check_contrib(names):
-    assert_computes_in_float16(names["net"], names)
+    check_training(names)
     assert names["amp"] is amp
-    assert_scaled(names)
-    assert_trained(names["net"], names)
 
 
 CHECKS: dict[str, list[Callable[[Namespace], None]]] = {
@@ -347,24 +337,19 @@ CHECKS: dict[str, list[Callable[[Namespace], None]]] = {
     "What differs by default": [check_the_loss_scale, check_a_scale_below_1],
     "From Apex": [check_apex_o2, check_two_optimizers, check_apex_o3],
     "From torch.amp": [
-        check_accumulation,
-        check_keep_fp32,
-        check_operators,
-        check_two_losses,
-        check_two_networks,
-        check_checkpoint,
+        *(check_accumulation, check_keep_fp32, check_operators, check_two_losses),
+        *(check_two_networks, check_checkpoint),
     ],
     "From TensorFlow": [check_keras, check_graph_rewrite, check_storage_getter],
     "From Paddle": [check_paddle],
     "From mxnet.contrib.amp": [check_contrib],
-    "With an Estimator": [check_estimator],
+    "With an Estimator": [check_training],
 }
 
 
 def test_every_block_of_ours_has_a_check():
-    assert {section: len(codes) for section, codes in OURS.items()} == {
-        section: len(checks) for section, checks in CHECKS.items()
-    }
+    assert list(map(len, OURS.values())) == [len(CHECKS[section]) for section in OURS]
+    assert OURS.keys() == CHECKS.keys()
 
 
 @pytest.mark.parametrize("section", CHECKS)
@@ -388,10 +373,7 @@ def test_only_the_import_changes_for_a_user_of_contrib_amp():
         block.code.splitlines() for block in blocks() if block.section == "From mxnet.contrib.amp"
     )
     changed = [line for line in difflib.ndiff(there, here) if line[0] in "+-" and line[2:].strip()]
-    assert sorted(changed) == [
-        "+ from mpgluon import amp",
-        "- from mxnet.contrib import amp",
-    ]
+    assert sorted(changed) == ["+ from mpgluon import amp", "- from mxnet.contrib import amp"]
 
 
 def defaults(name: str) -> list[str]:
@@ -406,13 +388,9 @@ def power(number: float) -> str:
 def test_the_defaults_are_those_of_the_loss_scales():
     ours, theirs = mpgluon.DynamicLossScale(), LossScaler()
     assert (ours.growth_factor, ours.backoff_factor) == (2, 0.5)
-    assert defaults("`mpgluon`") == [
-        power(ours.scale),
-        f"{ours.growth_interval} steps",
-        "1 overflow",
-        power(ours.min_scale),
-        power(ours.max_scale),
-    ]
+    scales = (power(ours.min_scale), power(ours.max_scale))
+    interval = f"{ours.growth_interval} steps"
+    assert defaults("`mpgluon`") == [power(ours.scale), interval, "1 overflow", *scales]
     first, interval, _, least, largest = defaults("`mxnet.contrib.amp`")
     assert first == power(theirs.loss_scale)
     assert interval == f"{theirs._scale_seq_len} steps"
@@ -421,9 +399,7 @@ def test_the_defaults_are_those_of_the_loss_scales():
 
 def test_every_name_of_ours_in_the_tables_exists():
     modules = {"amp": amp, "mpgluon": mpgluon, "fp16_utils": fp16_utils}
-    cells = [
-        line.strip("|").split("|")[-1] for line in PAGE.read_text().splitlines() if "|" in line
-    ]
+    cells = [row.strip("|").split("|")[-1] for row in PAGE.read_text().splitlines() if "|" in row]
     names = re.findall(r"\b(?<![.\w])(amp|mpgluon|fp16_utils)\.(\w+)", " ".join(cells))
     assert len(names) > 30
     for module, name in names:

@@ -1,7 +1,5 @@
 """The answers at the beginning of CONTRIBUTING.md: the places exist, run, and decide."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

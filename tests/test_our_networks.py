@@ -1,7 +1,5 @@
 """Networks that no zoo has: the stages and parameters of their papers, and steps in each format."""
 
-from __future__ import annotations
-
 from math import prod
 
 from mpgluon import amp, cast_block

@@ -4,8 +4,6 @@ A file has the network's formats: float16 where a cast made it so, else FP32. Fo
 differ are MXNet's business, and it asks for ``cast_dtype=True`` then.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 
@@ -132,9 +130,7 @@ def test_every_kind_of_network_loads_the_file_of_every_kind(files, saved, kind, 
 @pytest.mark.parametrize(
     ("saved", "kind"), [(CAST, other) for other in KINDS if other != CAST] + [("plain", CAST)]
 )
-def test_without_cast_dtype_mxnet_refuses_formats_that_differ_and_says_what_to_do(
-    files, saved, kind
-):
+def test_without_cast_dtype_mxnet_refuses_formats_that_differ_with_advice(files, saved, kind):
     net = of_kind(kind, VALUES)
     with pytest.raises(AssertionError, match=r"dtype incompatible.*Set cast_dtype=True to cast"):
         net.load_parameters(str(files / f"{saved}.params"))
@@ -160,9 +156,7 @@ def exported(net, path, **options):
 
 @pytest.mark.parametrize("remove_amp_cast", [True, False])
 @FOUR_KINDS
-def test_a_restored_network_has_the_export_of_a_network_that_was_never_cast(
-    tmp_path, kind, remove_amp_cast
-):
+def test_a_restored_network_has_the_export_of_one_never_cast(tmp_path, kind, remove_amp_cast):
     plain, net = (of_kind("plain", VALUES, hybridize=True) for _ in range(2))
     result = plain(images()).asnumpy()
     KINDS[kind](net)

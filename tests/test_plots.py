@@ -1,7 +1,5 @@
 """Figures show the data that they received."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 
@@ -175,10 +173,7 @@ def without(steps, *names):
         (without(STEPS, "gradient_norm"), ["loss scale S", "images per second"]),
         ([{**s, "gradient_norm": None} for s in STEPS], ["loss scale S", "images per second"]),
         (STEPS[:2], ["loss scale S", "images per second"]),  # no norm to be drawn
-        (
-            [{**s, "loss_scale": 1.0} for s in STEPS[2:]],
-            ["gradient norm", "images per second"],
-        ),
+        ([{**s, "loss_scale": 1.0} for s in STEPS[2:]], ["gradient norm", "images per second"]),
     ],
     ids=["all", "of no known speed", "older", "no norms", "all skipped", "no loss scale"],
 )
@@ -274,9 +269,7 @@ def test_a_histogram_of_exponents_is_drawn_in_percent_over_float16s_ranges(axes)
     assert axes.get_ylabel() == "share of non-zero values (%)"
     assert axes.get_ylim()[0] == 0
     assert axes.get_ylim()[1] > 60
-    shown = {
-        tick: label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels())
-    }
+    shown = {tick: text.get_text() for tick, text in zip(axes.get_xticks(), axes.get_xticklabels())}
     assert {-24, -14, 0, 16} < shown.keys()
     assert all(label == f"$2^{{{tick:.0f}}}$" for tick, label in shown.items())
 

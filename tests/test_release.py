@@ -1,7 +1,5 @@
 """A release: one version in all files, and a source distribution that installs and trains."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -60,14 +58,8 @@ def test_package_and_changelog_have_one_version():
 
 def run(*command: object, **options) -> str:
     """Return the output of a command; if it fails, fail with the output."""
-    done = subprocess.run(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        **options,
-    )
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
+    done = subprocess.run([str(part) for part in command], check=False, **options)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

@@ -1,7 +1,5 @@
 """The tests and targets that a change asks for: every file has an answer."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -26,9 +24,7 @@ def test_every_file_has_a_row_or_asks_for_everything():
     )
     if listed.returncode:
         pytest.skip("these files are not a git checkout")
-    unknown = {
-        path for path in listed.stdout.split() if touched.EVERYTHING in touched.row_of(path)[0]
-    }
+    unknown = {one for one in listed.stdout.split() if touched.EVERYTHING in touched.row_of(one)[0]}
     assert unknown <= EVERYWHERE
 
 

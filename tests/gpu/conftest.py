@@ -4,8 +4,6 @@ MXNet's arrays and parameters go to the current context. Here that is ``mx.gpu(0
 of the CPU's tests, and many of those tests, run on the GPU as they are.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Factories for `benchmarks`, which starts each in a process of its own.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable
 
 import mpgluon
@@ -37,11 +35,8 @@ def training(
     net = build_network(model, classes=CLASSES, image_size=image_size, devices=[device])
     CASTS[way](net)
     net.hybridize(static_alloc=True, static_shape=True)
-    trainer = gluon.Trainer(
-        net.collect_params(),
-        "sgd",
-        {"learning_rate": 1e-4, "momentum": 0.9, "multi_precision": way == "float16"},
-    )
+    options = {"learning_rate": 1e-4, "momentum": 0.9, "multi_precision": way == "float16"}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
     # Begins where nothing overflows: a skipped step takes less time.
     amp.init_trainer(trainer, "none" if way == "float32" else mpgluon.DynamicLossScale(2.0**10))
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()

@@ -1,7 +1,5 @@
 """Checkpoints of training on a GPU: it goes on bit for bit, there or on the CPU's arrays."""
 
-from __future__ import annotations
-
 from mpgluon import load_checkpoint, save_checkpoint
 
 import mxnet as mx

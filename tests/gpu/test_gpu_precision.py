@@ -1,7 +1,5 @@
 """Networks in float16 on a GPU: close to exact arithmetic, and to FP32 training."""
 
-from __future__ import annotations
-
 from mpgluon import FLOAT16, PrecisionError, amp
 from mpgluon.cast.arithmetic import arithmetic_of
 from mpgluon.cast.stand_in import namespace_of

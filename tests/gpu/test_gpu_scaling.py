@@ -1,7 +1,5 @@
 """Loss scaling on a GPU: tests of the CPU's, run again where arrays are on the GPU by default."""
 
-from __future__ import annotations
-
 import pytest
 from test_amp import (  # noqa: F401
     test_a_step_repeated_with_stale_gradients_ignored_is_still_divided_and_clipped,

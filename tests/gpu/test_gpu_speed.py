@@ -1,7 +1,5 @@
 """Throughput and memory of FP32, cast float16 and autocast, side by side, into results/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -25,12 +23,10 @@ NAMES = {
 @pytest.fixture(scope="module")
 def record(gpu):
     """Time the three ways, and write the record into the folder of other machines' records."""
-    contestants = [
-        Contestant(name, FACTORY, {"way": way, **NETWORK}) for way, name in NAMES.items()
-    ]
+    racers = [Contestant(name, FACTORY, {"way": way, **NETWORK}) for way, name in NAMES.items()]
     device = f"gpu:{gpu.device_id}"
     title = "training step, {model}, batch {batch_size}, {image_size} px".format(**NETWORK)
-    case = Case("training", title, contestants, {**NETWORK, "device": device})
+    case = Case("training", title, racers, {**NETWORK, "device": device})
     conditions = Conditions(threads=4)
     begun = begin_record(conditions)
     assert begun.machine["gpus"], "nvidia-smi, which names the GPU, is not there"

@@ -1,7 +1,5 @@
 """The whole training run on a GPU: it learns, and goes on where it was interrupted."""
 
-from __future__ import annotations
-
 import pytest
 from test_resume import assert_same_course
 from training_helpers import STEPS, run, run_interrupted

@@ -5,7 +5,6 @@ from functools import partial
 import mpgluon
 from mpgluon import Policy, amp, kernels
 from mpgluon.formats.float_format import format_named, round_to
-from mpgluon.graph.nodes import Graph
 
 import mxnet as mx
 import numpy as np
@@ -18,15 +17,7 @@ from mxnet.gluon import nn
 
 LAYERS = ("conv", "1 x 1", "depthwise", "norm", "layer norm", "dense")
 OPERATORS = (
-    "relu",
-    "max pool",
-    "average pool",
-    "concat",
-    "add",
-    "sigmoid",
-    "scale",
-    "clip",
-    "mean",
+    *("relu", "max pool", "average pool", "concat", "add", "sigmoid", "scale", "clip", "mean"),
 )
 
 
@@ -138,15 +129,13 @@ def networks_of(kinds):
     return st.lists(layer, min_size=1, max_size=10)
 
 
+FEW = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 networks = networks_of(LAYERS + OPERATORS)
 RESIDUAL = [
-    ("conv", (0, 0), 16),
-    ("norm", (0, 0), 16),
-    ("relu", (0, 0), 16),
-    ("1 x 1", (0, 0), 16),
-    ("norm", (0, 0), 24),
-    ("add", (0, 2), 16),
-    ("relu", (0, 0), 16),
+    *(("conv", (0, 0), 16), ("norm", (0, 0), 16), ("relu", (0, 0), 16), ("1 x 1", (0, 0), 16)),
+    *(("norm", (0, 0), 24), ("add", (0, 2), 16), ("relu", (0, 0), 16)),
 ]
 FAN_OUT = [("relu", (0, 0), 16), *(("conv", (number, 0), 32) for number in range(6))]
 # MXNet adds 8 and more gradients in another way.
@@ -172,9 +161,7 @@ def with_native(request):
 @pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast], ids=["cast", "autocast"])
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@FEW
 @given(networks)
 @example(RESIDUAL)
 @example(FAN_OUT)
@@ -186,6 +173,24 @@ def test_random_networks_give_the_same_bits_as_their_graphs_with_casts(with_nati
         patch.setattr(kernels, "available", lambda: with_native)
         found = run(choices, cast)
     assert_same_bits(*map(without_images, (found, expected)))
+
+
+def one_pass(make, shape, mode, cast=mpgluon.cast_block):
+    """Return result, gradients and parameters of a network hybridized with some options, or not."""
+    mx.random.seed(0)
+    net = make()
+    net.initialize(mx.init.Xavier())
+    cast(net)
+    if mode is not None:
+        net.hybridize(**mode)
+    x = mx.nd.array(np.random.RandomState(0).standard_normal(shape))
+    x.attach_grad()
+    with autograd.record():
+        out = net(x)
+        loss = (out * mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))).sum()
+    loss.backward()
+    gradients = {f"gradient of {name}": array for name, array in gradients_of(net).items()}
+    return {"result": out.asnumpy(), "x": x.grad.asnumpy(), **gradients, **parameters_of(net)}
 
 
 class Arithmetic(nn.HybridBlock):
@@ -225,23 +230,11 @@ class Arithmetic(nn.HybridBlock):
     ids=lambda function: f"line {function.__code__.co_firstlineno}",
 )
 def test_operators_give_the_same_bits_as_behind_casts(function, cast):
-    def results(*, rewrite):
-        mx.random.seed(0)
-        net = Arithmetic(function)
-        net.initialize(mx.init.Xavier())
-        cast(net)
-        net.hybridize(**STATIC)
-        x = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 9, 9)))
-        with pytest.MonkeyPatch.context() as patch:
-            if not rewrite:
-                patch.setattr("mpgluon.graph.grid.hold_on_grid", lambda symbol, *_, **__: symbol)
-            with autograd.record():
-                out = net(x)
-                loss = (out.astype("float32") * 3.7).sum()
-            loss.backward()
-        return {"result": out.asnumpy(), **gradients_of(net)}
-
-    found, expected = results(rewrite=True), results(rewrite=False)
+    arguments = (partial(Arithmetic, function), (2, 3, 9, 9), STATIC, cast)
+    found = one_pass(*arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mpgluon.graph.grid.hold_on_grid", lambda symbol, *_, **__: symbol)
+        expected = one_pass(*arguments)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
 
@@ -301,25 +294,10 @@ class Twice(nn.HybridBlock):
     [lambda _, x: x / 3, lambda F, x: F.transpose(x), lambda F, x: F.exp(x)],
     ids=["scalar", "transpose", "exp"],
 )
-def test_equal_operators_are_not_merged_before_their_gradients_are_rounded(operator, with_native):
-    results = []
-    for hybridize in (False, True):
-        mx.random.seed(0)
-        net = Twice(operator)
-        net.initialize(mx.init.Xavier())
-        mpgluon.cast_block(net)
-        net.hybridize(hybridize)
-        x = mx.nd.array(np.random.RandomState(0).standard_normal((64, 8)))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.delenv("MXNET_ELIMINATE_COMMON_EXPR")
-            patch.setattr(kernels, "available", lambda: with_native)
-            with autograd.record():
-                out = net(x)
-                head = mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))
-                loss = (out * head).sum()
-            loss.backward()
-        results.append({"result": out.asnumpy(), **gradients_of(net)})
-    assert_same_bits(*results)
+def test_equal_operators_are_not_merged_before_gradients_are(operator, with_native, monkeypatch):
+    monkeypatch.delenv("MXNET_ELIMINATE_COMMON_EXPR")
+    monkeypatch.setattr(kernels, "available", lambda: with_native)
+    assert_same_bits(*(one_pass(partial(Twice, operator), (64, 8), mode) for mode in (None, {})))
 
 
 class NormTwice(nn.HybridBlock):
@@ -346,24 +324,9 @@ class OwnIdentity(nn.HybridBlock):
 
 @pytest.mark.parametrize("make", [NormTwice, OwnIdentity])
 def test_gradients_are_computed_and_added_in_the_order_of_an_imperative_run(make):
-    results = []
-    for mode in (None, {}, STATIC):
-        mx.random.seed(0)
-        net = make()
-        net.initialize(mx.init.Xavier())
-        mpgluon.cast_block(net)
-        if mode is not None:
-            net.hybridize(**mode)
-        x = mx.nd.array(np.random.RandomState(0).standard_normal((4, 5, 8)))
-        x.attach_grad()
-        with autograd.record():
-            out = net(x)
-            head = mx.nd.array(np.random.RandomState(1).standard_normal(out.shape))
-            loss = (out * head).sum()
-        loss.backward()
-        results.append({"result": out.asnumpy(), "input": x.grad.asnumpy(), **parameters_of(net)})
-    for hybridized in results[1:]:
-        assert_same_bits(results[0], hybridized)
+    imperative, *others = (one_pass(make, (4, 5, 8), mode) for mode in (None, {}, STATIC))
+    for hybridized in others:
+        assert_same_bits(imperative, hybridized)
 
 
 def emulated_bfloat16(net):
@@ -372,9 +335,7 @@ def emulated_bfloat16(net):
 
 @pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:Parameter .* is not used")
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@FEW
 @given(networks)
 @example(RESIDUAL)
 @example(FAN_OUT)
@@ -387,9 +348,7 @@ def test_emulated_bfloat16_gives_the_same_bits_hybridized_as_imperative(with_nat
     assert_same_bits(*map(without_images, (found, expected)))
 
 
-def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many_takers(
-    monkeypatch,
-):
+def test_without_kernels_a_static_graph_keeps_gradients_of_a_value_with_many_takers(monkeypatch):
     monkeypatch.setattr(kernels, "available", lambda: False)
 
     class ManyTakers(gluon.HybridBlock):
@@ -402,19 +361,8 @@ def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many
             a, b = (F.where(v > 0, v, v * 0.25) for _ in range(2))
             return F.identity(v) + F.flip(v, axis=1) + (v + 0.1) + a + F.square(F.tanh(v)) + b
 
-    def gradient(**static):
-        mx.random.seed(0)
-        net = ManyTakers()
-        net.initialize(mx.init.Xavier())
-        emulated_bfloat16(net)
-        net.hybridize(**static)
-        x = mx.nd.random.normal(shape=(4, 17, 6, 1))
-        with autograd.record():
-            loss = net(x).sum()
-        loss.backward()
-        return net.dense.weight.grad().asnumpy()
-
-    assert np.array_equal(gradient(**STATIC), gradient())
+    passes = (one_pass(ManyTakers, (4, 17, 6, 1), mode, emulated_bfloat16) for mode in (STATIC, {}))
+    assert_same_bits(*passes)
 
 
 @pytest.mark.sampled(3)
@@ -423,12 +371,8 @@ def test_without_kernels_a_static_graph_keeps_the_gradients_of_a_value_with_many
 @pytest.mark.parametrize(
     "policy",
     [
-        "mixed_float8",
-        "compute=float8_e5m2,between=float16,scaling=mx",
-        "compute=float8_e4m3",
-        "compute=float8_e5m2",
-        "compute=e4m7",
-        "compute=tfloat32",
+        *("mixed_float8", "compute=float8_e5m2,between=float16,scaling=mx", "compute=e4m7"),
+        *("compute=float8_e4m3", "compute=float8_e5m2", "compute=tfloat32"),
     ],
 )
 @settings(max_examples=15, deadline=None)
@@ -472,7 +416,3 @@ def test_a_layers_own_name_does_not_change_its_settings():
         return net(mx.nd.ones((2, 8, 6, 6))).asnumpy()
 
     np.testing.assert_array_equal(result("layer|0.25|1_"), result("layer_"))
-
-
-def operators_in(symbol):
-    return [node.operator for node in Graph.read(symbol).nodes if not node.is_variable]

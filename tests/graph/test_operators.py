@@ -1,7 +1,5 @@
 """The table of operators: every name is real, every deviation from MXNet's lists is deliberate."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT32, Policy, PrecisionError, amp, round_to
 from mpgluon.cast.arithmetic import arithmetic_of
@@ -57,16 +55,9 @@ def test_every_name_in_a_graph_is_one_of_mxnets_registry():
 
 def test_no_operator_is_listed_under_two_rules():
     lists = (
-        operators._COMPUTE,
-        operators._NORMALIZE,
-        operators._FLOAT32,
-        operators._MOVE,
-        operators._OTHER,
-        operators._NUMPY_COMPUTE,
-        operators._NUMPY_FLOAT32,
-        operators._NUMPY_FOLLOW,
-        operators._NUMPY_MOVE,
-        operators._NUMPY_OTHER,
+        *(operators._COMPUTE, operators._NORMALIZE, operators._FLOAT32, operators._MOVE),
+        *(operators._OTHER, operators._NUMPY_COMPUTE, operators._NUMPY_FLOAT32),
+        *(operators._NUMPY_FOLLOW, operators._NUMPY_MOVE, operators._NUMPY_OTHER),
     )
     names = [name for words in lists for name in words.split()]
     assert sorted(names) == sorted(set(names))
@@ -78,23 +69,19 @@ _NORMS = "computed in FP32 as there, but its result goes on in 16 bits, as Batch
 _MOVES = "moves values or sets zeros: nothing is rounded"
 DELIBERATELY_DIFFERENT = {
     **dict.fromkeys(
-        ["linalg.gemm", "linalg.gemm2", "linalg_gemm", "linalg_gemm2"],
-        (Rule.COMPUTE, _PRODUCTS),
+        ["linalg.gemm", "linalg.gemm2", "linalg_gemm", "linalg_gemm2"], (Rule.COMPUTE, _PRODUCTS)
     ),
     "contrib.DeformableConvolution": (Rule.COMPUTE, _PRODUCTS),
     **dict.fromkeys(
         ["LayerNorm", "GroupNorm", "InstanceNorm", "contrib.SyncBatchNorm"],
         (Rule.NORMALIZE, _NORMS),
     ),
-    **dict.fromkeys(
-        [
-            f"linalg{dot}{verb}{what}"
-            for dot in "._"
-            for verb in ("make", "extract")
-            for what in ("diag", "trian")
-        ],
-        (Rule.FOLLOW, _MOVES),
-    ),
+    **{
+        f"linalg{dot}{verb}{what}": (Rule.FOLLOW, _MOVES)
+        for dot in "._"
+        for verb in ("make", "extract")
+        for what in ("diag", "trian")
+    },
     "Custom": (Rule.OTHER, "the user's own code decides"),
     "Convolution_v1": (Rule.FOLLOW, "deprecated; no layer of Gluon uses it"),
     "IdentityAttachKLSparseReg": (Rule.FOLLOW, "the identity going forward"),
@@ -216,16 +203,10 @@ def test_a_normalization_layer_is_its_fp32_self_rounded_once(make, hybridize):
         images = mx.nd.array(IMAGES, dtype="float16" if cast else "float32")
         result = normalized(net, images)
         parameters = net.collect_params().values()
-        assert all(parameter.dtype == np.float32 for parameter in parameters)
-        assert all(p.grad().dtype == np.float32 for p in parameters if p.grad_req != "null")
-        results.append(
-            [
-                result.asnumpy(),
-                images.grad.asnumpy(),
-                *(p.data().asnumpy() for p in parameters),
-                *(p.grad().asnumpy() for p in parameters if p.grad_req != "null"),
-            ]
-        )
+        values = [p.data() for p in parameters]
+        values += [p.grad() for p in parameters if p.grad_req != "null"]
+        assert all(value.dtype == np.float32 for value in values)
+        results.append([array.asnumpy() for array in (result, images.grad, *values)])
     plain, cast = results
     assert cast[0].dtype == cast[1].dtype == np.float16
     # The same FP32 operator on the same values: only the last rounding differs.

@@ -1,7 +1,5 @@
 """Every operator that a network can call as ``F.name`` is found again by its name in a graph."""
 
-from __future__ import annotations
-
 from mpgluon import PrecisionError
 from mpgluon.graph.nodes import Graph
 from mpgluon.graph.replay import _operator_named, replay

@@ -5,8 +5,6 @@ multiple of 16. It needs NumPy, CUDA's compiler, ``nvcc``, and a GPU of Ampere's
 generation.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

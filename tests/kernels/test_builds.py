@@ -35,9 +35,7 @@ def test_clang_compiles_it_too(level, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_prebuilt_library_needs_no_newer_system_than_mxnet_and_contains_no_path_of_this_machine(
-    built_for,
-):
+def test_a_prebuilt_library_needs_no_newer_system_than_mxnet_and_has_no_path_of_this_one(built_for):
     content = built_for("x86-64-v3").read_bytes()
 
     def newest(name):

@@ -49,9 +49,7 @@ def test_the_environment_can_switch_the_operators_off(monkeypatch, caplog):
 def test_an_unknown_level_is_refused(monkeypatch, caplog):
     monkeypatch.setenv("MPGLUON_NATIVE", "avx2")
     (warning,) = warnings_of(caplog)
-    assert (
-        "MPGLUON_NATIVE is 'avx2'; allowed are 0 (off), x86-64-v2, x86-64-v3, x86-64-v4" in warning
-    )
+    assert "is 'avx2'; allowed are 0 (off), x86-64-v2, x86-64-v3, x86-64-v4" in warning
     assert kernels.build().state == "failed"
 
 
@@ -68,10 +66,14 @@ def test_a_requested_level_is_compiled(place, monkeypatch, good_library):
 # ---- Compiling.
 
 
-def test_it_is_compiled_once_for_this_processor(place, monkeypatch, good_library):
+def test_it_is_compiled_once_for_this_processor_and_one_line_says_so(
+    place, monkeypatch, good_library, caplog
+):
     calls = put_compiler(place.parent, monkeypatch, copying(good_library))
+    monkeypatch.setattr(kernels, "_loaded", [])
+    assert not kernels.available()
     assert kernels.status().state == "not built yet"
-    assert calls.read_text() == ""
+    assert calls.read_text() == ""  # questions compile nothing
     found = kernels.build()
     assert (found.state, found.level) == ("compiled", f"native ({processor.level()})")
     assert f"compiled for this processor ({processor.level()})" in found.sentence
@@ -80,24 +82,12 @@ def test_it_is_compiled_once_for_this_processor(place, monkeypatch, good_library
     monkeypatch.setattr(library, "check_library", no_more)
     assert kernels.status() == kernels.build() == found
     assert len(calls.read_text().split()) == 1
-
-
-def test_one_line_says_that_it_compiles_and_where_it_is_kept(
-    place, monkeypatch, good_library, caplog
-):
-    put_compiler(place.parent, monkeypatch, copying(good_library))
-    kernels.build()
     (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.getMessage().startswith(COMPILING)
     assert warning.getMessage().endswith(f"they are kept in {library.cache_folder()}")
-    caplog.clear()
-    kernels.build()
-    assert [record for record in caplog.records if record.levelno == logging.WARNING] == []
 
 
-def test_folders_of_processes_that_were_killed_while_they_compiled_are_removed(
-    place, monkeypatch, good_library
-):
+def test_folders_of_processes_killed_while_compiling_are_removed(place, monkeypatch, good_library):
     put_compiler(place.parent, monkeypatch, copying(good_library))
     cache = records.cache_folder()
     for name, seconds in {"tmp_killed": 86400, "tmp_running": 60}.items():
@@ -105,14 +95,6 @@ def test_folders_of_processes_that_were_killed_while_they_compiled_are_removed(
         os.utime(cache / name, (time.time() - seconds,) * 2)
     kernels.build()
     assert [path.name for path in cache.iterdir() if path.is_dir()] == ["tmp_running"]
-
-
-def test_questions_compile_nothing(place, monkeypatch, good_library):
-    calls = put_compiler(place.parent, monkeypatch, copying(good_library))
-    monkeypatch.setattr(kernels, "_loaded", [])
-    assert not kernels.available()
-    assert kernels.status().state == "not built yet"
-    assert calls.read_text() == ""
 
 
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
@@ -181,9 +163,7 @@ def test_a_compiled_library_that_does_not_load_is_not_kept(place, monkeypatch):
         ("int nothing;", "undefined symbol: mpgluon_register"),
     ],
 )
-def test_a_library_that_is_wrong_or_ends_its_process_is_not_kept(
-    place, monkeypatch, source, complaint
-):
+def test_a_library_that_is_wrong_or_crashes_is_not_kept(place, monkeypatch, source, complaint):
     if not compiling.compiler():
         pytest.skip("there is no C++ compiler")
     wrong = place.parent / "wrong.so"
@@ -194,9 +174,7 @@ def test_a_library_that_is_wrong_or_ends_its_process_is_not_kept(
     assert not list(records.cache_folder().glob("*.so"))
 
 
-def test_a_cache_folder_that_cannot_be_written_leaves_mxnets_own_operators(
-    place, monkeypatch, caplog
-):
+def test_a_cache_folder_that_cannot_be_written_leaves_mxnets_operators(place, monkeypatch, caplog):
     put_compiler(place.parent, monkeypatch, "exit 0")
     records.cache_folder().parent.write_text("a file where a folder should be")
     (warning,) = warnings_of(caplog)
@@ -252,9 +230,7 @@ def test_a_processor_gets_no_library_of_a_level_above_its_own(monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "checked_before"), [(truncate, True), (make_for_another_architecture, False)]
 )
-def test_a_damaged_prebuilt_library_gives_way_to_the_next(
-    with_prebuilt, damage, checked_before, caplog
-):
+def test_a_damaged_prebuilt_library_is_passed_over(with_prebuilt, damage, checked_before, caplog):
     if checked_before:
         kernels.build()
     damage(with_prebuilt / "native-x86-64-v3.so")

@@ -15,9 +15,7 @@ def convert(request, tmp_path_factory):
     command = program(source, *request.param, tmp_path_factory.mktemp("rounding"))
 
     def run(way, array, dtype):
-        done = subprocess.run(
-            [*command, way], input=array.tobytes(), capture_output=True, check=True
-        )
+        done = subprocess.run([*command, way], input=bytes(array), capture_output=True, check=True)
         return np.frombuffer(done.stdout, dtype).reshape(-1, array.size)
 
     return run
@@ -55,19 +53,15 @@ def widened(bits):
     return np.where(np.isnan(bits.view(np.float16)), quiet, singles).astype(np.uint32)
 
 
-def test_every_number_and_tie_is_narrowed_to_the_nearest_even(convert):
-    bits = singles()
-    for found in convert("narrow", bits, np.uint16):
-        np.testing.assert_array_equal(found, narrowed(bits))
-
-
-def test_every_float16_number_is_widened_exactly(convert):
-    bits = np.arange(2**16, dtype=np.uint16)
-    for found in convert("widen", bits, np.uint32):
-        np.testing.assert_array_equal(found, widened(bits))
-
-
-def test_rounding_is_narrowing_and_widening(convert):
-    bits = singles()
-    for found in convert("round", bits, np.uint32):
-        np.testing.assert_array_equal(found, widened(narrowed(bits)))
+@pytest.mark.parametrize(
+    ("way", "bits", "expected"),
+    [
+        ("narrow", singles(), narrowed),
+        ("widen", np.arange(2**16, dtype=np.uint16), widened),
+        ("round", singles(), lambda bits: widened(narrowed(bits))),
+    ],
+    ids=["narrow", "widen", "round"],
+)
+def test_every_number_and_tie_is_converted_as_in_numpy(convert, way, bits, expected):
+    for found in convert(way, bits, expected(bits).dtype):
+        np.testing.assert_array_equal(found, expected(bits))

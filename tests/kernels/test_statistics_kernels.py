@@ -1,7 +1,5 @@
 """The statistics of arrays: the native operator against NumPy, in value and gradient."""
 
-from __future__ import annotations
-
 from mpgluon import kernels
 from mpgluon.kernels.dtypes import cast
 from mpgluon.kernels.statistics import (

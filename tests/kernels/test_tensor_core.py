@@ -12,8 +12,6 @@ NVIDIA H100, written there by
 with the same operands; of a million for each format (SIZE 320) all had our bits, too.
 """
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -184,46 +182,30 @@ def windows(data, kernel, stride, dilate):
     return view[:, :, :: stride[0], :: stride[1], :: dilate[0], :: dilate[1]]
 
 
-CONVOLUTIONS = {
-    "plain": {"shape": (2, 3, 6, 7), "filters": 5, "kernel": (3, 3)},
-    "padded": {"shape": (2, 3, 6, 7), "filters": 5, "kernel": (3, 3), "pad": (1, 1)},
-    "a point": {"shape": (2, 20, 3, 3), "filters": 9, "kernel": (1, 1)},
-    "strided": {"shape": (3, 2, 9, 8), "filters": 3, "kernel": (3, 2), "stride": (2, 3)},
-    "rows left over": {"shape": (1, 2, 8, 8), "filters": 3, "kernel": (3, 3), "stride": (2, 2)},
-    "wide margin": {"shape": (2, 2, 4, 4), "filters": 3, "kernel": (2, 2), "pad": (3, 2)},
-    "dilated": {
-        "shape": (2, 2, 9, 9),
-        "filters": 3,
-        "kernel": (3, 2),
-        "dilate": (2, 3),
-        "pad": (2, 0),
-        "stride": (1, 2),
-    },
-    "in groups": {"shape": (2, 6, 5, 5), "filters": 4, "kernel": (3, 3), "num_group": 2},
-    "depthwise": {
-        "shape": (2, 4, 6, 6),
-        "filters": 4,
-        "kernel": (3, 3),
-        "num_group": 4,
-        "stride": (2, 2),
-        "pad": (1, 1),
-    },
+CONVOLUTIONS = {  # shape, filters, kernel, and other options
+    "plain": ((2, 3, 6, 7), 5, (3, 3), {}),
+    "padded": ((2, 3, 6, 7), 5, (3, 3), {"pad": (1, 1)}),
+    "a point": ((2, 20, 3, 3), 9, (1, 1), {}),
+    "strided": ((3, 2, 9, 8), 3, (3, 2), {"stride": (2, 3)}),
+    "rows left over": ((1, 2, 8, 8), 3, (3, 3), {"stride": (2, 2)}),
+    "wide margin": ((2, 2, 4, 4), 3, (2, 2), {"pad": (3, 2)}),
+    "dilated": ((2, 2, 9, 9), 3, (3, 2), {"dilate": (2, 3), "pad": (2, 0), "stride": (1, 2)}),
+    "in groups": ((2, 6, 5, 5), 4, (3, 3), {"num_group": 2}),
+    "depthwise": ((2, 4, 6, 6), 4, (3, 3), {"num_group": 4, "stride": (2, 2), "pad": (1, 1)}),
 }
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_a_convolution_and_its_gradients_are_dot_products_of_unfolded_images(name):
-    case = dict(CONVOLUTIONS[name])
-    shape, filters, kernel = case.pop("shape"), case.pop("filters"), case["kernel"]
+    shape, filters, kernel, options = CONVOLUTIONS[name]
+    case = {"kernel": kernel, "num_filter": filters, **options}
     stride, dilate = case.get("stride", (1, 1)), case.get("dilate", (1, 1))
     pad, groups = case.get("pad", (0, 0)), case.get("num_group", 1)
     data, weight, bias = on_grid(0, shape, (filters, shape[1] // groups, *kernel), (filters,))
-    size = windows(np.pad(data, ((0, 0), (0, 0), *((p, p) for p in pad))), kernel, stride, dilate)
-    (head,) = on_grid(1, (shape[0], filters, *size.shape[2:4]))
-    result, *gradients = run(
-        "Convolution", data, weight, bias, head=head, num_filter=filters, **case
-    )
     padded = np.pad(data, ((0, 0), (0, 0), *((p, p) for p in pad)))
+    size = windows(padded, kernel, stride, dilate)
+    (head,) = on_grid(1, (shape[0], filters, *size.shape[2:4]))
+    result, *gradients = run("Convolution", data, weight, bias, head=head, **case)
     parts = [np.split(array, groups, axis=1) for array in (padded, head)]
     for group, (x, y) in enumerate(zip(*parts)):
         w = np.split(weight, groups)[group]
@@ -333,7 +315,6 @@ def test_gradients_are_added_where_that_is_asked_for():
 def test_another_layout_is_refused():
     name = kernels.accumulating_operator("on_values_Convolution", FLOAT16, "hopper")
     data, weight = mx.nd.ones((1, 5, 5, 3)), mx.nd.ones((2, 3, 3, 3))
+    options = {"kernel": (3, 3), "num_filter": 2, "no_bias": True, "layout": "NHWC"}
     with pytest.raises(mx.base.MXNetError, match="layouts NCW, NCHW and NCDHW, received NHWC"):
-        kernels.invoke(
-            name, data, weight, kernel=(3, 3), num_filter=2, no_bias=True, layout="NHWC"
-        ).wait_to_read()
+        kernels.invoke(name, data, weight, **options).wait_to_read()

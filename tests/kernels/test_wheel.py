@@ -32,23 +32,18 @@ print(found.state, found.level)
 """
 
 
+def run(command, folder, **environment):
+    """Run a command in a folder, with a cache in it and no other variable than those given."""
+    own = {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"), **environment}
+    options = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, env=own, cwd=folder, **options)
+
+
 def ask(python, installed, tmp_path, path, pythonpath=""):
     """Return the state and the level that an installed package reports, after one operator ran."""
-    environment = {
-        "PATH": str(path),
-        "PYTHONPATH": str(pythonpath),
-        "HOME": str(tmp_path),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }
     file = tmp_path / "arrays"
-    done = subprocess.run(
-        [python, "-c", ASKS, installed, file],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [python, "-c", ASKS, installed, file]
+    done = run(command, tmp_path, PATH=str(path), PYTHONPATH=str(pythonpath))
     assert done.returncode == 0, done.stderr
     values, rounded = mx.nd.load(str(file))
     expected = values.asnumpy().astype(np.float16).astype(np.float32)
@@ -84,28 +79,21 @@ def make():
 def assert_commands_run(fresh, folder):
     """Run the console command of an environment that has no extra."""
     (folder / "train.py").write_text(NETWORK)
-    own = {"PATH": str(fresh / "bin"), "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    own = {"PATH": str(fresh / "bin"), "PYTHONWARNINGS": "ignore"}
 
-    def run(*arguments):
-        return subprocess.run(
-            [fresh / "bin" / "mpgluon", *arguments],
-            env={**own, "PYTHONWARNINGS": "ignore"},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def command(*arguments):
+        return run([fresh / "bin" / "mpgluon", *arguments], folder, **own)
 
-    doctor = run("doctor", "--network", "train:make")
+    doctor = command("doctor", "--network", "train:make")
     assert "Native operators: prebuilt" in " ".join(doctor.stdout.split()), doctor.stderr
     assert "\ntrain:make\n" in doctor.stdout
-    bench = run("bench", "train:make", "--image-size=8", "--rounds=2")
+    bench = command("bench", "train:make", "--image-size=8", "--rounds=2")
     assert (bench.returncode, bench.stderr) == (0, "")
     assert "bfloat16, autocast" in bench.stdout
-    run_of_a_checkout = run("bench", "step-00000004.npz")
+    run_of_a_checkout = command("bench", "step-00000004.npz")
     assert "which only a checkout of mpgluon opens: run pip install" in run_of_a_checkout.stderr
-    for command, extra in (("diagnose", "report"), ("export", "onnx"), ("serve", "serve")):
-        done = run(command, "train:make", "--image-size=8")
+    for name, extra in (("diagnose", "report"), ("export", "onnx"), ("serve", "serve")):
+        done = command(name, "train:make", "--image-size=8")
         assert done.returncode == 2
         assert f"install it with pip install 'mpgluon[{extra}]'" in done.stderr
 

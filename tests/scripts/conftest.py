@@ -1,7 +1,5 @@
 """Fixtures of the tests of scripts: the smallest runs of ``train_caltech.py``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -25,18 +23,10 @@ def train_small(rendered, tmp_path_factory):
     def train_in(dtype):
         folder = tmp_path_factory.mktemp("small_run")
         config = TrainingConfig(
-            dtype=dtype,
-            model="cifar_resnet20_v1",
-            dataset="shapes",
-            images_per_class=3,
-            train_per_class=2,
-            image_size=32,
-            batch_size=10,
-            epochs=2,
-            warmup_epochs=0,
-            workers=0,
-            data_dir=str(rendered),
-            output_dir=str(folder),
+            **{"dtype": dtype, "model": "cifar_resnet20_v1", "dataset": "shapes"},
+            **{"images_per_class": 3, "train_per_class": 2, "image_size": 32, "batch_size": 10},
+            **{"epochs": 2, "warmup_epochs": 0, "workers": 0},
+            **{"data_dir": str(rendered), "output_dir": str(folder)},
         )
         return folder, train(config)
 

@@ -1,7 +1,5 @@
 """Commands of a checkout open runs, and state dicts of other frameworks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -48,9 +46,7 @@ def test_a_run_becomes_a_file_that_knows_its_categories(command, run_folder, cap
     assert read_metadata("net.onnx") == ServingMetadata(NAME, 32, classes)
 
 
-def test_a_run_that_took_whole_images_is_served_whole_ones(
-    command, run_folder, capsys, monkeypatch
-):
+def test_a_run_that_took_whole_images_is_served_those(command, run_folder, capsys, monkeypatch):
     run = opened_runs.open_run(run_folder[0], mx.cpu())
     run = replace(run, config=replace(run.config, shifts=True))
     monkeypatch.setattr(opened_runs, "open_run", lambda *_: run)
@@ -126,9 +122,7 @@ def test_a_file_of_parameters_may_be_a_state_dict(command, capsys, name, tmp_pat
         ([NAME, "--parameters=net.pth"], "net.pth is named as a state dict"),
     ],
 )
-def test_without_a_checkout_a_sentence_says_what_opens_runs(
-    command, capsys, monkeypatch, tmp_path, arguments, what
-):
+def test_without_a_checkout_advice_comes(command, capsys, monkeypatch, tmp_path, arguments, what):
     monkeypatch.setattr(checkout, "_FOLDER", tmp_path)  # without recipes/
     assert command("export", *arguments) == 2
     advice = "run pip install -e '.[recipes]' in one, then this command again"
@@ -145,14 +139,10 @@ def test_a_command_that_is_called_elsewhere_finds_its_checkout(run_folder, tmp_p
     (metadata / "entry_points.txt").write_text("[mpgluon.networks]\nruns = recipes.opened_runs\n")
     for name in ("mpgluon", "mpgluon_tools", "mpgluon_command.py"):
         (installed / name).symlink_to(ROOT / name)
+    options = {"capture_output": True, "text": True, "timeout": 180, "check": False}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "mpgluon_command", "export", run_folder[0]],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
+        **{"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(installed)}, **options},
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert read_metadata(tmp_path / "network.onnx").image_size == 32

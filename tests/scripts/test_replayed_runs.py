@@ -1,7 +1,5 @@
 """Steps that the training script recorded are replayed as documented, cures included."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -17,16 +15,11 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 OVERFLOWS = ["--loss-scale=16777216"]  # 2**24, at which FP16 gradients do not fit
 DIVERGES = ["--learning-rate=1e12"]  # for formats that have FP32's range
 QUICK = [
-    "--model=cifar_resnet20_v1",
-    "--image-size=16",
-    "--images-per-class=3",
-    "--train-per-class=2",
-    "--batch-size=10",
-    "--epochs=2",
-    "--warmup-epochs=0",
-    "--workers=0",
+    *("--model=cifar_resnet20_v1", "--image-size=16", "--images-per-class=3", "--batch-size=10"),
+    *("--train-per-class=2", "--epochs=2", "--warmup-epochs=0", "--workers=0"),
     "--record-overflows=1",
 ]
+FLOAT8 = "params=float32,compute=float8_e4m3,scaling=tensor,between=float16,amax_history=4"
 
 pytestmark = pytest.mark.multiprocess
 
@@ -89,10 +82,7 @@ def _replayed(options: list[str], data: Path, folder: Path) -> str:
         ["--dtype=float16", "--dataset=folder", "--accumulate=2"],
         ["--dtype=mixed_float16"],
         ["--dtype=float16", "--sync-batch-norm"],
-        [
-            "--dtype=params=float32,compute=float8_e4m3,scaling=tensor,between=float16,"
-            "amax_history=4"
-        ],
+        [f"--dtype={FLOAT8}"],
     ],
     ids=" ".join,
 )
@@ -112,7 +102,7 @@ def test_a_step_whose_loss_scale_was_too_large_names_the_scale_that_fits(options
     assert saves["bfloat16, no loss scale"] == saves["all in FP32, no loss scale"] == "yes"
 
 
-@pytest.mark.sampled(7)
+@pytest.mark.slow  # two processes, which import everything, for each
 @pytest.mark.parametrize(
     "options",
     [

@@ -1,7 +1,5 @@
 """The training script: its options are the config, and bad input gets one line and status 2."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -17,31 +15,18 @@ from mpgluon.base.processor import have_hyperthreads, usable_cores
 import pytest
 from helpers import module_from
 
-from recipes.data import render_shapes
 from recipes.training import TrainingConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
 QUICK = [
-    "--model=cifar_resnet20_v1",
-    "--image-size=32",
-    "--batch-size=10",
-    "--epochs=1",
-    "--workers=0",
-    "--images-per-class=3",
-    "--train-per-class=2",
+    *("--model=cifar_resnet20_v1", "--image-size=32", "--batch-size=10", "--epochs=1"),
+    *("--workers=0", "--images-per-class=3", "--train-per-class=2"),
 ]
 
 
 @pytest.fixture(scope="module")
 def script():
     return module_from(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shapes")
-    render_shapes(folder, classes=10, images_per_class=3, seed=0)
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -96,10 +81,7 @@ def test_help_names_every_option_and_default():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--dtype=float64"],
-            "argument --dtype: received 'float64', which names no policy; did you mean 'float",
-        ),
+        (["--dtype=float64"], "argument --dtype: received 'float64', which names no policy"),
         (["--dataset=mnist"], "invalid choice: 'mnist'"),
         (["--epochs=two"], "invalid int value: 'two'"),
         (["--learning-rate=fast"], "invalid float value: 'fast'"),
@@ -118,40 +100,25 @@ def test_a_command_line_that_cannot_be_parsed_shows_the_usage(script, capsys, ar
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--model=ssd_512_resnet50_v1_voc"],
-            "--model: 'ssd_512_resnet50_v1_voc' is not an image",
-        ),
+        (["--model=ssd_512_resnet50_v1_voc"], "--model: 'ssd_512_resnet50_v1_voc' is not an image"),
         (["--devices=gpu:99"], "sees 0 GPUs; use --devices cpu"),
         (["--loss-scale=big"], "--loss-scale: a loss scale is"),
         (["--loss-scale=1e400"], "--loss-scale: a static loss scale must be a power of two"),
         (["--optimizer=dcasgd"], "DCASGD fails with --momentum=0.9; choose --momentum 0 with it"),
         (["--growth-interval=0"], "--growth-interval must be at least 1, received 0"),
         (["--train-per-class=3"], "--train-per-class=3 leaves nothing to test on in 10 of 10"),
-        (
-            ["--dataset=folder", "--data-dir=/no/folder"],
-            "error: --data-dir: ",
-        ),
-        (
-            ["--dataset=folder", "--data-dir=pets"],
-            "error: --data-dir: ",
-        ),
-        (
-            ["--pretrained=nowhere.params"],
-            "--pretrained: there is no parameter file nowhere",
-        ),
+        (["--dataset=folder", "--data-dir=/no/folder"], "error: --data-dir: "),
+        (["--dataset=folder", "--data-dir=pets"], "error: --data-dir: "),
+        (["--pretrained=nowhere.params"], "--pretrained: there is no parameter file nowhere"),
         (["--image-size=0"], "--image-size must be at least 1"),
         (["--amp"], "--amp computes in 16 bits: choose --dtype float16 or bfloat16"),
         (["--seed=4294967296"], "--seed must be in [0, 4294967295]"),
-        (
-            ["--output-dir=/dev/null"],
-            "cannot be made: Not a directory; choose another --output-dir",
-        ),
+        (["--output-dir=/dev/null"], "made: Not a directory; choose another --output-dir"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_gets_one_line_and_status_2(script, shapes, tmp_path, capsys, arguments, message):
-    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
+def test_bad_input_gets_a_line_and_status_2(script, rendered, tmp_path, capsys, arguments, message):
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
     assert script.main([*given, *arguments]) == 2
     output, errors = capsys.readouterr()
     assert output == ""
@@ -173,8 +140,8 @@ def test_a_missing_data_set_names_both_ways_to_one_and_renders_none(script, tmp_
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 3])
-def test_a_run_may_be_as_short_as_its_warm_up(script, shapes, tmp_path, epochs):
-    given = [*QUICK, "--dataset=shapes", f"--data-dir={shapes}", f"--output-dir={tmp_path}"]
+def test_a_run_may_be_as_short_as_its_warm_up(script, rendered, tmp_path, epochs):
+    given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
     assert script.main([*given, f"--epochs={epochs}"]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["config"]["epochs"] == epochs
@@ -184,24 +151,17 @@ def test_a_run_may_be_as_short_as_its_warm_up(script, shapes, tmp_path, epochs):
 @pytest.mark.multiprocess
 def test_a_bad_value_ends_the_process_with_status_2_and_one_line():
     done = run("--epochs=0")
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr == "error: --epochs must be at least 1, received 0\n"
+    expected = "error: --epochs must be at least 1, received 0\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
 
 
 @pytest.mark.multiprocess
 def test_a_run_on_photographs_in_float16_ends_with_its_accuracy(caltech101_mini, tmp_path):
     output = tmp_path / "run"
     done = run(
-        "--dtype=float16",
-        "--model=cifar_resnet20_v1",
-        f"--data-dir={caltech101_mini}",
-        f"--output-dir={output}",
-        "--image-size=32",
-        "--train-per-class=3",
-        "--batch-size=10",
-        "--epochs=1",
-        "--workers=1",
+        *("--dtype=float16", "--model=cifar_resnet20_v1", f"--data-dir={caltech101_mini}"),
+        *(f"--output-dir={output}", "--image-size=32", "--train-per-class=3", "--batch-size=10"),
+        *("--epochs=1", "--workers=1"),
     )
     assert done.returncode == 0, done.stderr
     results = json.loads((output / "results.json").read_text())
@@ -256,9 +216,7 @@ def test_the_script_computes_with_all_cores_unless_told_otherwise(environment, t
     ("kept", "advice"),
     [(True, "stopped; continue with --resume"), (False, "stopped; there is no checkpoint")],
 )
-def test_a_second_ctrl_c_says_whether_the_run_can_be_resumed(
-    script, tmp_path, monkeypatch, capsys, kept, advice
-):
+def test_a_second_ctrl_c_says_how_to_resume(script, tmp_path, monkeypatch, capsys, kept, advice):
     def interrupted(*_, **__):
         if kept:
             (tmp_path / "checkpoints").mkdir()

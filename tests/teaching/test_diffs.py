@@ -1,7 +1,5 @@
 """The diffs of lesson 09 agree with the code that runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

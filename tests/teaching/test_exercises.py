@@ -1,7 +1,5 @@
 """The lessons' exercises, and their drawings with sliders."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path
@@ -48,18 +46,17 @@ def test_an_answer_that_is_not_a_number_is_refused_with_the_unit(answer):
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_each_exercise_of_a_lesson_is_asked_and_solved_there(source):
     text = source.read_text("utf-8")
-    module = f"teaching.lesson_{source.stem[:2]}"
+    number = source.stem[:2]
     asked = re.findall(r"^check\(\"(\d\d\.\d)\", (?:\.\.\.|answer)\)$", text, re.M)
     solved = re.findall(r"^assert check\(\"(\d\d\.\d)\", ", text, re.M)
     judged = []
-    if (NOTEBOOKS / "teaching" / f"lesson_{source.stem[:2]}.py").exists():
+    if (NOTEBOOKS / "teaching" / f"lesson_{number}.py").exists():
+        module = importlib.import_module(f"teaching.lesson_{number}")
         judged = re.findall(
-            r"^@exercise\(\"([\d.]+)\"\)",
-            Path(str(importlib.import_module(module).__file__)).read_text("utf-8"),
-            re.M,
+            r"^@exercise\(\"([\d.]+)\"\)", Path(module.__file__).read_text("utf-8"), re.M
         )
     assert asked == solved == judged
-    assert judged == [f"{source.stem[:2]}.{number + 1}" for number in range(len(judged))]
+    assert judged == [f"{number}.{exercise + 1}" for exercise in range(len(judged))]
 
 
 @pytest.mark.parametrize("name", NAMES)

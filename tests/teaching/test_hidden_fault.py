@@ -1,7 +1,5 @@
 """The fault that lesson 06 hides in exercise 06.4 is in one layer's masters, and nowhere else."""
 
-from __future__ import annotations
-
 import pytest
 
 from teaching import check, lesson_06

@@ -1,7 +1,5 @@
 """The lessons' drawings stand alone, have a description, and are where a lesson looks."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

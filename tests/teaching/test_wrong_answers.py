@@ -1,7 +1,5 @@
 """Wrong answers to the exercises get their explanation; right ones stand in the lessons."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import BFLOAT16, FLOAT6_E2M3, amp
 
@@ -93,11 +91,7 @@ WRONG = [
     ("00.1", 3, "But with S = 16384 it fits already"),
     ("00.1", 1.5, "1.5 is not a number of steps"),
     ("00.2", not_cast, "Change 1 is missing: the weights are still float32"),
-    (
-        "00.2",
-        without_masters,
-        "Change 2 is missing: Adam updates 4 float16 weights without FP32 masters",
-    ),
+    ("00.2", without_masters, "2 is missing: Adam updates 4 float16 weights without FP32 masters"),
     ("00.2", without_loss_scale, "Change 3 is missing: this Trainer has no loss scale yet"),
     ("00.2", mpgluon.cast_block, "and not a gluon.Trainer with Adam"),
     ("00.2", too_slow, "0% of the weights have left 1: FP16's next number is 0.00049 away"),

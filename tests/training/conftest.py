@@ -1,7 +1,5 @@
 """Fixtures of this folder: a small data set, and runs that use all of it."""
 
-from __future__ import annotations
-
 import pytest
 from training_helpers import Run, run
 

@@ -1,14 +1,12 @@
 """Networks by name, and networks that start from a parameter file."""
 
-from __future__ import annotations
-
 from mpgluon import CheckpointError
 from mpgluon.base.blocks import blocks_of
 
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, parameters_of
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -21,10 +19,6 @@ from recipes.training.networks import (
 )
 
 ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
-
-
-def values_of(net: gluon.Block) -> dict[str, np.ndarray]:
-    return {name: p.data().asnumpy() for name, p in net._collect_params_with_prefix().items()}
 
 
 def make_net(classes: int = 4, *, seed: int = 0, prefix=None) -> gluon.HybridBlock:
@@ -103,9 +97,7 @@ def test_a_network_with_an_input_normalization_learns_its_statistics():
 
 @pytest.mark.parametrize("name", ["resnet51_v3", ""])
 def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
-    with pytest.raises(
-        ValueError, match=r"no model zoo has a network called .* gluoncv\.model_zoo"
-    ):
+    with pytest.raises(ValueError, match=r"no model zoo has .* called .* gluoncv\.model_zoo"):
         build_network(name, classes=5, image_size=32, devices=ONE)
 
 
@@ -114,10 +106,7 @@ def test_a_name_in_no_zoo_is_refused_with_where_to_look(name):
     [
         # Takes other options, has no option "classes", ignores it, and gives two results.
         ("ssd_512_resnet50_v1_voc", "is not an image classifier: .* KeyError, 'classes'"),
-        (
-            "simple_pose_resnet18_v1b",
-            "is not an image classifier: .*unexpected .*'classes'",
-        ),
+        ("simple_pose_resnet18_v1b", "is not an image classifier: .*unexpected .*'classes'"),
         ("mobilenet1.0_int8", "8-bit integers; choose .* made from, mobilenet1.0$"),
         ("hrnet_w18_small_v1_c", r"for 5 classes: .* into \(1, 1000\), not \(1, 5\)"),
         ("nasnet_4_1056", r"for 5 classes: .* into \(1, 5\), \(1, 5\), not \(1, 5\)"),
@@ -137,13 +126,13 @@ def test_an_image_that_is_too_small_is_refused_with_its_size(name):
 def test_a_head_of_another_size_keeps_its_initial_values_and_all_else_is_loaded(pretrained):
     source, path = pretrained
     net = make_net(9)
-    before = values_of(net)
+    before = parameters_of(net)
     fresh = load_pretrained(net, path, classes=9)
     assert sorted(fresh) == ["4.bias", "4.weight"]
-    after = values_of(net)
+    after = parameters_of(net)
     assert_same_bits({name: after[name] for name in fresh}, {name: before[name] for name in fresh})
     rest = before.keys() - fresh
-    expected = values_of(source)
+    expected = parameters_of(source)
     assert_same_bits({name: after[name] for name in rest}, {name: expected[name] for name in rest})
 
 
@@ -155,27 +144,22 @@ def test_an_exported_networks_file_is_loaded_by_its_own_names(tmp_path):
     path = tmp_path / "exported-0000.params"
     assert {name.partition(":")[0] for name in mx.nd.load(str(path))} == {"arg", "aux"}
     assert load_pretrained(net, path, classes=4) == []
-    assert_same_bits(values_of(net), values_of(source))
+    assert_same_bits(parameters_of(net), parameters_of(source))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_file_of_as_many_classes_replaces_every_parameter_and_is_widened_exactly(
-    pretrained, dtype
-):
+def test_a_file_of_as_many_classes_replaces_all_values_and_is_widened_exactly(pretrained, dtype):
     source, path = pretrained
-    values = {name: value.astype(dtype) for name, value in values_of(source).items()}
+    values = {name: value.astype(dtype) for name, value in parameters_of(source).items()}
     mx.nd.save(str(path), {name: mx.nd.array(v, dtype=dtype) for name, v in values.items()})
     net = make_net()
     assert load_pretrained(net, path, classes=4) == []
-    assert_same_bits(values_of(net), {n: value.astype(np.float32) for n, value in values.items()})
+    assert_same_bits(parameters_of(net), {n: v.astype(np.float32) for n, v in values.items()})
 
 
 MISSING = ({"0.weight": None}, ["0.weight is missing in the file"])
 EXTRA = ({"5.weight": (3,)}, ["5.weight is in the file only"])
-WRONG_SHAPE = (
-    {"1.gamma": (7,)},
-    ["1.gamma is ('float32', (7,)) in the file and ('float32', (6,)) in the network"],
-)
+WRONG_SHAPE = ({"1.gamma": (7,)}, ["1.gamma is ('float32', (7,)) in the file and ('float32', (6,"])
 
 
 @pytest.mark.parametrize(
@@ -189,20 +173,18 @@ WRONG_SHAPE = (
         ({**MISSING[0], **EXTRA[0], **WRONG_SHAPE[0]}, [*MISSING[1], *EXTRA[1], *WRONG_SHAPE[1]]),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_by_parameter_and_changes_nothing(
-    pretrained, changes, messages
-):
+def test_a_file_that_does_not_fit_is_refused_and_changes_nothing(pretrained, changes, messages):
     source, path = pretrained
-    values = {n: mx.nd.array(value) for n, value in values_of(source).items() if n not in changes}
+    values = {n: mx.nd.array(v) for n, v in parameters_of(source).items() if n not in changes}
     values |= {name: mx.nd.zeros(shape) for name, shape in changes.items() if shape is not None}
     mx.nd.save(str(path), values)
     net = make_net()
-    before = values_of(net)
+    before = parameters_of(net)
     with pytest.raises(CheckpointError, match="does not fit this network") as error:
         load_pretrained(net, path, classes=4)
     assert all(message in str(error.value) for message in messages)
     assert str(path) in str(error.value)
-    assert_same_bits(values_of(net), before)
+    assert_same_bits(parameters_of(net), before)
 
 
 @pytest.mark.parametrize("content", [b"", b"a line of text\n" * 100, None], ids=repr)
@@ -211,10 +193,10 @@ def test_other_files_than_parameter_files_are_refused(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     net = make_net()
-    before = values_of(net)
+    before = parameters_of(net)
     with pytest.raises(CheckpointError, match=r"not an MXNet parameter file|no parameter file"):
         load_pretrained(net, path, classes=4)
-    assert_same_bits(values_of(net), before)
+    assert_same_bits(parameters_of(net), before)
 
 
 @pytest.mark.slow
@@ -225,7 +207,7 @@ def test_other_files_than_parameter_files_are_refused(tmp_path, content):
 def test_a_fixed_final_average_adapts_to_smaller_images(name, image_size, nominal):
     net = build_network(name, classes=5, image_size=image_size, devices=ONE)
     as_published = build_network(name, classes=5, image_size=nominal, devices=ONE)
-    values = values_of(net)
+    values = parameters_of(net)
     for structural_name, published in as_published._collect_params_with_prefix().items():
         published.set_data(mx.nd.array(values[structural_name]))
     # All places of an image of the nominal size: the average that was published.

@@ -1,7 +1,5 @@
 """A run with ``--ema``: the average is tested, kept and opened; training is the same."""
 
-from __future__ import annotations
-
 from mpgluon.checkpoint import read_parameters
 
 import mxnet as mx
@@ -29,18 +27,13 @@ def test_training_is_that_of_a_run_without_an_average(averaged, float16_run):
     assert len(averages) == len([name for name in others if name.startswith("parameter/")])
 
 
-def test_the_average_is_what_is_tested_and_both_figures_are_in_history_and_results(
-    averaged, float16_run
-):
+def test_the_average_is_tested_and_both_figures_are_in_history_and_results(averaged, float16_run):
     for epoch, other in zip(averaged.events("epoch"), float16_run.events("epoch")):
         assert (epoch["tested"], other["tested"]) == ("average", "weights")
         assert epoch["test_accuracy_of_weights"] == other["test_accuracy"]
         assert "test_accuracy_of_weights" not in other
     last = averaged.events("epoch")[-1]
-    for name in (
-        *("tested", "test_accuracy", "test_accuracy_per_class"),
-        "test_accuracy_of_weights",
-    ):
+    for name in ("tested", "test_accuracy", "test_accuracy_per_class", "test_accuracy_of_weights"):
         assert averaged.results[name] == last[name]
     assert float16_run.results["tested"] == "weights"
 

@@ -1,12 +1,11 @@
 """Training on a folder of a user's own photographs."""
 
-from __future__ import annotations
-
 import logging
 import os
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 from mpgluon.errors import DataError
 
@@ -59,12 +58,18 @@ def test_a_folder_named_train_is_trained_on_as_a_whole(photographs, tmp_path):
     assert len(found.train_indices) + len(found.test_indices) == len(found.folder)
 
 
+def put(folder, names, side=8):
+    """Save an image under some names, the folders of which are made; return their paths."""
+    paths = [folder / name for name in names]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (side, side)).save(path)
+    return [str(path) for path in paths]
+
+
 def test_test_images_may_be_fewer_than_a_folder_named_test_has(tmp_path):
     for kind, count in (("train", 2), ("test", 5)):
-        for category in ("a", "b"):
-            (tmp_path / kind / category).mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (8, 8)).save(tmp_path / kind / category / f"{number}.png")
+        put(tmp_path / kind, [f"{category}/{n}.png" for category in "ab" for n in range(count)])
     options = {"dataset": "folder", "test_per_class": 3}
     chosen = [
         open_dataset(quick_config(tmp_path, tmp_path / "run", seed=seed, **options))
@@ -78,9 +83,7 @@ def test_test_images_may_be_fewer_than_a_folder_named_test_has(tmp_path):
 
 
 @pytest.mark.parametrize("data_dir", ["{}", "{}/101_ObjectCategories", "."])
-def test_a_folder_next_to_caltech_101_is_its_test_set_and_no_run_changes_to_it(
-    tmp_path, monkeypatch, caplog, data_dir
-):
+def test_a_folder_next_to_caltech_101_is_its_test_set(tmp_path, monkeypatch, caplog, data_dir):
     def opened(**options):
         config = quick_config(data_dir.format(tmp_path), tmp_path / "run", dataset="caltech101")
         found = open_dataset(replace(config, **options))
@@ -88,26 +91,21 @@ def test_a_folder_next_to_caltech_101_is_its_test_set_and_no_run_changes_to_it(
         parts = found.train_indices, found.test_indices
         return found, *([paths[number] for number in part] for part in parts)
 
-    def put(tree, count):
-        paths = [tree / kind / f"{n}.jpg" for kind in ("Zebra", "ant") for n in range(count)]
-        for path in (*paths, tree / "BACKGROUND_Google" / "0.jpg"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8)).save(path)
-        return [str(path) for path in paths]
+    def put_photographs(tree, count):
+        put(tree, ["BACKGROUND_Google/0.jpg"])
+        return put(tree, [f"{kind}/{n}.jpg" for kind in ("Zebra", "ant") for n in range(count)])
 
-    train = put(tmp_path / "101_ObjectCategories", 3)
+    train = put_photographs(tmp_path / "101_ObjectCategories", 3)
     monkeypatch.chdir(tmp_path / "101_ObjectCategories")
     split, _, split_test = opened(train_per_class=1)
     assert set(split_test) < set(train)
 
-    test = put(tmp_path / "101_ObjectCategories_test", 2)
+    test = put_photographs(tmp_path / "101_ObjectCategories_test", 2)
     with caplog.at_level(logging.INFO):
         found, *parts = opened(train_per_class=1)
     assert parts == [train, test]
     assert found.folder.classes == split.folder.classes == ("Zebra", "ant")
-    assert re.search(
-        r"101_ObjectCategories_test has .* testing \(4\), and all 6 images in", caplog.text
-    )
+    assert re.search(r"Categories_test has .* testing \(4\), and all 6 images in", caplog.text)
     assert "train_per_class=1 has no effect" in caplog.text
     assert len(opened(test_per_class=1)[2]) == 2
     assert found.differences(split.identity())
@@ -141,8 +139,7 @@ def test_a_run_does_not_continue_on_other_images(change, photographs, tmp_path):
     shutil.copytree(photographs, tree)
     options = {"dataset": "folder", "epochs": 1, "warmup_epochs": 0}
     run(tree, output, **options)
-    moved = tmp_path / "moved"
-    tree.rename(moved)
+    moved = tree.rename(tmp_path / "moved")
     run(moved, output, resume=True, **options)
     first = sorted(path for path in moved.rglob("*") if path.is_file())[0]
     if change == "removed":
@@ -150,28 +147,21 @@ def test_a_run_does_not_continue_on_other_images(change, photographs, tmp_path):
     elif change == "renamed":
         first.rename(first.with_name(f"Z{first.name}"))
     else:
-        category = next(path for path in sorted(moved.iterdir()))
-        category.rename(moved / "ZZ")
-    message = (
-        "the 10 classes were My .*, are 10: My"
-        if change == "another category"
-        else ("images were added, removed or renamed")
-    )
+        sorted(moved.iterdir())[0].rename(moved / "ZZ")
+    message = "images were added, removed or renamed"
+    if change == "another category":
+        message = "the 10 classes were My .*, are 10: My"
     with pytest.raises(ValueError, match=message):
         run(moved, output, resume=True, **options)
 
 
 @pytest.mark.parametrize("part", ["train", "test"])
 def test_a_part_of_which_no_image_can_be_read_is_refused(part, tmp_path):
+    names = [f"{category}/{number}.png" for category in "ab" for number in range(6)]
     for folder in ("train", "test"):
-        for category in ("a", "b"):
-            (tmp_path / folder / category).mkdir(parents=True)
-            for number in range(6):
-                path = tmp_path / folder / category / f"{number}.png"
-                if folder == part:
-                    path.write_bytes(b"x")
-                else:
-                    Image.new("RGB", (32, 32)).save(path)
+        for path in put(tmp_path / folder, names, 32):
+            if folder == part:
+                Path(path).write_bytes(b"x")
     options = {"dataset": "folder", "skip_unreadable": True, "epochs": 1, "warmup_epochs": 0}
     with pytest.raises(DataError, match=f"no image for {part}ing can be read"):
         run(tmp_path, tmp_path / "run", **options)

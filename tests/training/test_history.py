@@ -1,7 +1,5 @@
 """The history file: strict JSON whatever the numbers, and the same events when it is read again."""
 
-from __future__ import annotations
-
 import json
 import math
 

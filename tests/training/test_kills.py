@@ -3,23 +3,19 @@
 SIGKILL leaves no time to tidy up: a run goes on from the files that were on the disk already.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable
 
 import pytest
-from test_resume import DEADLINE_S, SCRIPT, assert_same_course
-from training_helpers import STEPS_PER_EPOCH, Run, quick_config
+from test_resume import assert_same_course
+from training_helpers import DEADLINE_S, STEPS_PER_EPOCH, Run, command_of, quick_config, wait_until
 
 from recipes.training import TrainingConfig
 
@@ -36,22 +32,12 @@ WRITING_S = 0.005  # less than it takes to write these two megabytes to a fast d
 @contextmanager
 def running(config: TrainingConfig, log: Path) -> Iterator[subprocess.Popen]:
     """Run the script with --resume=auto; it does not outlive the block."""
-    given = {k: v for k, v in config.as_dict().items() if v is not None and v is not False}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), "--resume=auto", *options]
+    command = [*command_of(config), "--resume=auto"]
     with open(log, "w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
             yield process
         finally:
             process.kill()
-
-
-def wait_until(condition: Callable[[], object], process: subprocess.Popen, log: Path) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def finish(config: TrainingConfig, log: Path) -> Run:
@@ -105,9 +91,7 @@ class Traces:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_run_that_is_killed_at_thirty_random_moments_ends_as_if_it_had_not_been(
-    shapes, tmp_path, monkeypatch, dtype
-):
+def test_a_run_killed_at_thirty_random_moments_ends_as_whole(shapes, tmp_path, monkeypatch, dtype):
     # Sums are the same only in as many threads, and several on busy cores wait for each other.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     moments = random.Random(f"kills of {dtype}")
@@ -120,9 +104,9 @@ def test_a_run_that_is_killed_at_thirty_random_moments_ends_as_if_it_had_not_bee
         traces = Traces(config.output_path)
         with running(config, log) as process:
             steps = moments.randint(1, LONGEST_WAIT_STEPS)
-            wait_until(lambda n=steps, t=traces: t.steps() >= n, process, log)
+            wait_until(lambda n=steps, t=traces: t.steps() >= n, process, log.read_text)
             if kill % EVERY_THIRD == 0:
-                wait_until(traces.unfinished, process, log)
+                wait_until(traces.unfinished, process, log.read_text)
             time.sleep(moments.uniform(0, STEP_S if kill % EVERY_THIRD else WRITING_S))
         assert process.returncode == -signal.SIGKILL, log.read_text()
         assert traces.events()[0]["step"] == traces.saved_step

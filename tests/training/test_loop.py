@@ -1,7 +1,5 @@
 """A run from its config to its results: its files, and that they agree."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os
@@ -110,9 +108,7 @@ def test_the_test_accuracy_is_that_of_the_saved_network_on_each_image_by_itself(
     assert float32_run.results["test_accuracy_per_class"] == pytest.approx(sum(right) / 20)
 
 
-def test_the_same_config_gives_the_same_weights_and_another_seed_others(
-    shapes, tmp_path, float32_run
-):
+def test_a_config_gives_the_same_weights_again_and_a_new_seed_others(shapes, tmp_path, float32_run):
     again = run(shapes, tmp_path / "again")
     assert_same_bits(again.parameters, float32_run.parameters)
     other = run(shapes, tmp_path / "other", seed=1, epochs=1, warmup_epochs=0)
@@ -133,9 +129,7 @@ def test_the_same_config_gives_the_same_weights_and_another_seed_others(
     ],
     ids=lambda value: " ".join(map(str, value.values())) if isinstance(value, dict) else value,
 )
-def test_every_way_trains_and_stores_its_weights_in_its_own_format(
-    shapes, tmp_path, options, weights
-):
+def test_every_way_trains_and_stores_its_weights_in_its_format(shapes, tmp_path, options, weights):
     # A scale of 128 overflows nowhere here, so that each step counts.
     done = run(shapes, tmp_path, **{"dtype": "float16", "loss_scale": "128", **options})
     parameters = done.parameters
@@ -149,9 +143,7 @@ def test_every_way_trains_and_stores_its_weights_in_its_own_format(
     assert min(losses[-2:]) < max(losses[:2])
 
 
-def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
-    tmp_path, float32_run, caplog
-):
+def test_fine_tuning_starts_from_a_file_of_another_number_of_classes(tmp_path, float32_run, caplog):
     caplog.set_level(logging.INFO)
 
     def fine_tuned(name, head_rate):
@@ -183,27 +175,20 @@ def test_fine_tuning_starts_from_a_file_with_another_number_of_classes(
         ({"model": "resnet51"}, ValueError, "no model zoo has a network called 'resnet51'"),
         ({"model": "alexnet"}, ValueError, "alexnet does not work on images of 32 x 32"),
         (
-            {"model": "alexnet", "image_size": 224, "test_image_size": 320},
-            ValueError,
+            *({"model": "alexnet", "image_size": 224, "test_image_size": 320}, ValueError),
             "alexnet does not work on images of 320 x 320",
         ),
         ({"optimizer": "sgdd"}, ValueError, "MXNet has no optimizer 'sgdd'; it has .*adam.*sgd"),
         ({"devices": "tpu"}, ValueError, "received 'tpu'"),
         ({"devices": "gpu:99"}, PrecisionError, r"names gpu\(99\)"),
         ({"train_per_class": 6}, ValueError, "train_per_class=6 leaves nothing to test on"),
-        (
-            {"batch_size": 41},
-            ValueError,
-            "a step needs 41 training images, and there are 40",
-        ),
+        ({"batch_size": 41}, ValueError, "a step needs 41 training images, and there are 40"),
         ({"classes": 9}, ValueError, "classes must be from 10 to 101, received 9"),
         ({"dataset": "caltech101"}, DataError, "Caltech 101 is not in .*--dataset shapes"),
         ({"pretrained": "/nowhere"}, CheckpointError, "there is no parameter file /nowhere"),
     ],
 )
-def test_what_is_not_there_is_refused_before_the_first_step(
-    shapes, tmp_path, changes, kind, message
-):
+def test_what_is_not_there_is_refused_before_a_step(shapes, tmp_path, changes, kind, message):
     with pytest.raises(kind, match=message):
         run(shapes, tmp_path, **changes)
     assert not (tmp_path / "history.jsonl").exists()
@@ -217,8 +202,6 @@ def test_parameters_that_cannot_be_written_leave_no_half_file(shapes, tmp_path, 
         raise mx.MXNetError("FileStream.Write incomplete")
 
     monkeypatch.setattr("mxnet.gluon.Block.save_parameters", half)
-    with pytest.raises(
-        DataError, match=r"cannot write .*final.params: FileStream.Write incomplete"
-    ):
+    with pytest.raises(DataError, match=r"cannot write .*final.params: FileStream.Write"):
         run(shapes, tmp_path, epochs=1, warmup_epochs=0)
     assert not [path for path in tmp_path.iterdir() if "params" in path.name]

@@ -46,27 +46,25 @@ def dataset_of(root, classes):
 def words(monkeypatch):
     """The words below the images."""
     found = []
-    plain = Axes.set_xlabel
-    monkeypatch.setattr(
-        Axes,
-        "set_xlabel",
-        lambda self, text, **more: found.append(text) or plain(self, text, **more),
-    )
+    found, plain = [], Axes.set_xlabel
+
+    def set_xlabel(axes, text, **more):
+        found.append(text)
+        return plain(axes, text, **more)
+
+    monkeypatch.setattr(Axes, "set_xlabel", set_xlabel)
     return found
 
 
 @pytest.mark.parametrize(
     ("classes", "shown"), [(3, [0, 1, 2]), (8, [*range(8)]), (20, [1, 3, 6, 8, 11, 13, 16, 18])]
 )
-def test_each_image_has_its_answer_with_a_probability_and_the_right_class_where_that_differs(
-    tmp_path, words, classes, shown
-):
+def test_each_image_has_its_answer_and_its_class_if_that_differs(tmp_path, words, classes, shown):
     (tmp_path / "images").mkdir()
     dataset = dataset_of(tmp_path / "images", classes)
     config = TrainingConfig(dataset="folder", image_size=16, test_image_size=20)
-    save_predictions(
-        tmp_path / "predictions.jpg", SaysClassOfBrightness(classes), config, dataset, mx.cpu()
-    )
+    net = SaysClassOfBrightness(classes)
+    save_predictions(tmp_path / "predictions.jpg", net, config, dataset, mx.cpu())
     right = "\N{CHECK MARK} a class of number {:02}, 1.00"
     wrong = "\N{BALLOT X} a class of number 02, 1.00\n(a class of number 01)"
     assert words == [wrong if label == 1 else right.format(label) for label in shown]
@@ -102,12 +100,6 @@ def test_without_a_readable_image_there_is_no_picture(tmp_path):
     dataset = dataset_of(tmp_path, 2)
     unreadable = [dataset.folder.paths[index] for index in dataset.test_indices]
     config = TrainingConfig(image_size=32, dataset="folder")
-    save_predictions(
-        tmp_path / "p.jpg",
-        SaysClassOfBrightness(2),
-        config,
-        dataset,
-        mx.cpu(),
-        unreadable=unreadable,
-    )
+    net = SaysClassOfBrightness(2)
+    save_predictions(tmp_path / "p.jpg", net, config, dataset, mx.cpu(), unreadable=unreadable)
     assert not (tmp_path / "p.jpg").exists()

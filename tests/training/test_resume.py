@@ -1,26 +1,28 @@
 """A run that was ended goes on to the weights that it would have had."""
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 from mpgluon import CheckpointError
 
 import pytest
 from helpers import assert_same_bits
-from training_helpers import STEPS, Run, quick_config, run, run_interrupted
+from training_helpers import (
+    DEADLINE_S,
+    STEPS,
+    Run,
+    command_of,
+    quick_config,
+    run,
+    run_interrupted,
+    wait_until,
+)
 
 from recipes.training.interruption import Interruption
-
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
-DEADLINE_S = 120
 
 
 def assert_same_course(one: Run, other: Run) -> None:
@@ -41,9 +43,7 @@ def assert_same_course(one: Run, other: Run) -> None:
 @pytest.mark.parametrize(
     "after_step", [3, 4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 5, 8))]
 )
-def test_a_run_that_was_interrupted_after_any_step_ends_as_if_it_had_not_been(
-    shapes, tmp_path, float16_run, after_step
-):
+def test_a_run_interrupted_after_any_step_ends_as_whole(shapes, tmp_path, float16_run, after_step):
     resumed = run_interrupted(shapes, tmp_path, after_step=after_step, dtype="float16")
     assert_same_course(resumed, float16_run)
     assert [event["step"] for event in resumed.events("start")] == [0, after_step]
@@ -75,36 +75,27 @@ def test_every_way_to_train_can_be_interrupted(shapes, tmp_path, options):
 
 
 def start(shapes, output: Path, **changes) -> subprocess.Popen:
-    config = quick_config(shapes, output, **changes).as_dict()
-    given = {k: v for k, v in config.items() if v is not None and v is not False}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(SCRIPT), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command_of(quick_config(shapes, output, **changes)),
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
         start_new_session=True,  # so that a signal to its group is Ctrl-C in its terminal
     )
 
 
 def wait_for_steps(process: subprocess.Popen, history: Path, steps: int) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (history.exists() and history.read_text().count('"event": "step"') >= steps):
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    def are_done() -> bool:
+        return history.exists() and history.read_text().count('"event": "step"') >= steps
+
+    wait_until(are_done, process, lambda: process.communicate()[1])
 
 
 LONGER = {"images_per_class": 12, "train_per_class": 10, "dtype": "float16"}
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
 
 
 @pytest.mark.slow
 @pytest.mark.multiprocess
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1],
-    ids=lambda n: n.name,
-)
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_a_signal_ends_the_script_after_a_step_with_a_checkpoint_to_resume_from(tmp_path, number):
     whole = run(tmp_path, tmp_path / "whole", **LONGER)
     process = start(tmp_path, tmp_path / "run", **LONGER, workers=2)
@@ -146,9 +137,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_continued(
-    shapes, copy_of_run, float16_run, caplog
-):
+def test_a_damaged_checkpoint_is_named_and_passed_over(shapes, copy_of_run, float16_run, caplog):
     newest = copy_of_run / "checkpoints" / "step-00000008.npz"
     damage(newest)
     resumed = run(shapes, copy_of_run, resume=True, dtype="float16")
@@ -186,11 +175,9 @@ def test_another_config_is_refused_by_what_differs(shapes, copy_of_run):
     assert contents(copy_of_run) == before
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1], ids=lambda n: n.name
-)
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_the_first_signal_is_noted_and_a_second_ctrl_c_interrupts_at_once(number):
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    handlers = {n: signal.getsignal(n) for n in SIGNALS}
     with Interruption() as interruption:
         assert interruption.signal is None
         signal.raise_signal(number)

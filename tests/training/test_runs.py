@@ -1,7 +1,5 @@
 """A run's folder, opened again."""
 
-from __future__ import annotations
-
 import shutil
 
 from mpgluon import CheckpointError

@@ -1,20 +1,121 @@
-"""One step of the training script: the loss that it minimizes."""
+"""Steps of the training script: the loss that they minimize, and several batches for one."""
 
-from __future__ import annotations
-
-from mpgluon import amp
+from mpgluon import DynamicLossScale, amp
 from mpgluon.distributed import OneProcess
 
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import STATIC, WAYS, assert_same_bits, in_sequence, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
+from training_helpers import STEPS, run
 
 from recipes.training.steps import Stepper
 
-IMAGES, CLASSES = 4, 5
+N, BATCH_SIZE, SIDE = 4, 3, 4
+IMAGES, CLASSES = 4, 5  # of a batch with smoothed labels
+ONE, TWO = [mx.cpu()], [mx.cpu(0), mx.cpu(1)]
+ONE_PROCESS = OneProcess()
 LOSS = gluon.loss.SoftmaxCrossEntropyLoss()
+
+
+def prepared(way: str, devices: list[mx.Context]):
+    """Return a network and its Trainer with a loss scale, always the same."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    net = in_sequence(nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Dense(3))
+    net.initialize(mx.init.Normal(0.5), ctx=devices)
+    net(mx.nd.zeros((1, 2, SIDE, SIDE)))
+    if way in WAYS:
+        WAYS[way](net)
+    net.hybridize(**STATIC)
+    options = {"learning_rate": 0.125, "momentum": 0.5, "multi_precision": True}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, DynamicLossScale(64, growth_interval=2))
+    return net, trainer
+
+
+def steps_of_images(count: int, images_per_step: int):
+    """Yield images and labels of each step; the second step overflows, in one batch only."""
+    random = np.random.RandomState(0)
+    for step in range(count):
+        images = random.randn(images_per_step, 2, SIDE, SIDE).astype(np.float32)
+        if step == 1:
+            images[images_per_step // 2] = np.inf
+        yield mx.nd.array(images), mx.nd.array(random.randint(0, 3, images_per_step), dtype="int32")
+
+
+def accumulated_by_hand(net, trainer, devices, count):
+    """Train as docs/migration.md shows; return the scale and the fate of each step."""
+    trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    for parameter in trained:
+        parameter.grad_req = "add"
+    size, fates = BATCH_SIZE * len(devices), []
+    for all_images, all_labels in steps_of_images(count, N * size):
+        for begin in range(0, N * size, size):
+            images = all_images[begin : begin + size]
+            labels = all_labels[begin : begin + size]
+            images, labels = (gluon.utils.split_and_load(x, devices) for x in (images, labels))
+            with autograd.record():
+                losses = [LOSS(net(x), y) for x, y in zip(images, labels)]
+                with amp.scale_loss(losses, trainer) as scaled_losses:
+                    autograd.backward(scaled_losses)
+        trainer.step(N * size)
+        for parameter in trained:
+            parameter.zero_grad()
+        fates.append((amp.loss_scale(trainer), amp.step_was_skipped(trainer)))
+    return fates
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@pytest.mark.parametrize("way", ["float32", *WAYS])
+def test_a_step_of_several_batches_is_the_loop_by_hand_bit_for_bit(way, devices):
+    net, trainer = prepared(way, devices)
+    expected = accumulated_by_hand(net, trainer, devices, 5)
+    own, own_trainer = prepared(way, devices)
+    step = Stepper(own, own_trainer, devices, ONE_PROCESS, differentiate_inputs=False, accumulate=N)
+    events = []
+    for images, labels in steps_of_images(5, N * BATCH_SIZE * len(devices)):
+        events.append(step(images, labels, seed=0))
+        assert events[-1]["images"] == len(labels)
+    # The scale doubles after two real steps, and the overflow in one batch skips the second step.
+    assert expected == [(64, False), (32, True), (32, False), (64, False), (64, False)]
+    assert [event["loss_scale"] for event in events[1:]] == [scale for scale, _ in expected[:-1]]
+    assert [event["skipped"] for event in events[1:]] == [skipped for _, skipped in expected[1:]]
+    weights, expected_weights = (
+        {n: array for n, array in parameters_of(one).items() if "running" not in n}
+        for one in (own, net)
+    )
+    assert_same_bits(weights, expected_weights)
+    assert own_trainer.optimizer.num_update == 4
+
+
+HALVES = {"batch_size": 5, "accumulate": 2, "dtype": "float16"}
+
+
+@pytest.mark.slow
+def test_steps_of_a_run_are_real_steps(shapes, tmp_path, float16_run):
+    done = run(shapes, tmp_path, **HALVES, growth_interval=2)
+    steps, others = done.events("step"), float16_run.events("step")
+    assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
+    assert {event["images"] for event in steps} == {10}
+    # The schedule stands still in a skipped step, so that runs may differ by those.
+    real = [[e["learning_rate"] for e in events if not e["skipped"]] for events in (steps, others)]
+    assert real[0][: len(real[1])] == real[1][: len(real[0])] != []
+    scale, since = 2.0**16, 0
+    for event in steps:
+        assert event["loss_scale"] == scale
+        since = 0 if event["skipped"] else since + 1
+        if event["skipped"]:
+            scale /= 2
+        elif since % 2 == 0:
+            scale *= 2
+    assert done.results["final_loss_scale"] == scale
+    assert done.results["global_batch_size"] == 10
+    assert done.results["steps"] == STEPS
+    assert [event["step"] for event in done.events("epoch")] == [4, 8]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
@@ -27,7 +128,7 @@ def test_the_loss_is_the_cross_entropy_with_smoothed_labels(smoothing, dtype):
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
     amp.init_trainer(trainer, "none")
     step = Stepper(
-        net, trainer, [mx.cpu()], OneProcess(), differentiate_inputs=False,
+        net, trainer, ONE, ONE_PROCESS, differentiate_inputs=False,
         label_smoothing=smoothing, classes=CLASSES,
     )  # fmt: skip
     random = np.random.RandomState(0)

@@ -1,7 +1,5 @@
 """Runs on noise from memory: as fast as without images, and otherwise like any run."""
 
-from __future__ import annotations
-
 import logging
 import re
 

@@ -1,7 +1,5 @@
 """TensorBoard receives the history: each step once, however often the run was ended."""
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -65,16 +63,13 @@ def test_tensorboard_reads_what_the_history_says(shapes, tmp_path, dtype, reques
     "after_step", [4, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 6))]
 )
 def test_a_run_that_was_interrupted_has_each_step_once(shapes, tmp_path, after_step, float16_run):
-    resumed = run_interrupted(
-        shapes, tmp_path, after_step=after_step, dtype="float16", tensorboard=True
-    )
+    options = {"dtype": "float16", "tensorboard": True}
+    resumed = run_interrupted(shapes, tmp_path, after_step=after_step, **options)
     assert_same_course(resumed, float16_run)
     np.testing.assert_equal(read(tmp_path / "tensorboard"), expected(resumed))
 
 
-def test_a_run_without_it_imports_nothing_and_a_missing_package_is_named_with_the_command(
-    shapes, tmp_path, monkeypatch
-):
+def test_a_run_without_it_imports_nothing_a_missing_package_is_named(shapes, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)  # as if not installed
     with pytest.raises(ValueError, match="'pip install tensorboard', or leave out --tensorboard"):
         train(quick_config(shapes, tmp_path, tensorboard=True))
@@ -95,7 +90,7 @@ def test_recorded_numerics_are_curves_by_layer(shapes, tmp_path):
             curve = scalars[f"largest {kind}s/{tensor.id.name}"]
             of_steps = {s.number: s.tensors[tensor.id] for s in recorded if tensor.id in s.tensors}
             assert curve == [
-                (n, float(np.float32(t.statistics.largest))) for n, t in of_steps.items()
+                (n, np.float32(t.statistics.largest).item()) for n, t in of_steps.items()
             ]
             assert len(of_steps) == (len(recorded) if kind == "gradient" else 1)
     ratios = [step.update_ratios()["output.weight"] for step in recorded]

@@ -1,9 +1,11 @@
 """Helpers of this folder: the smallest run, and ways to look at its files."""
 
-from __future__ import annotations
-
 import json
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,12 @@ from recipes.training.history import History
 
 # 4 of 6 images of 10 classes train, in batches of 10: two epochs of four steps.
 STEPS_PER_EPOCH, STEPS = 4, 8
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
+DEADLINE_S = 120
 _QUICK = {
-    "model": "cifar_resnet20_v1",
-    "dataset": "shapes",
-    "images_per_class": 6,
-    "train_per_class": 4,
-    "image_size": 32,
-    "batch_size": 10,
-    "epochs": 2,
-    "warmup_epochs": 1,
-    "workers": 0,
+    **{"model": "cifar_resnet20_v1", "dataset": "shapes", "images_per_class": 6},
+    **{"train_per_class": 4, "image_size": 32, "batch_size": 10, "epochs": 2},
+    **{"warmup_epochs": 1, "workers": 0},
 }
 
 
@@ -52,9 +50,7 @@ class Run:
         back.
         """
         with np.load(self.folder / "checkpoints" / self.checkpoints[-1]) as file:
-            return {
-                name: file[name] for name in file.files if not name.startswith(("header", "fp32/"))
-            }
+            return {n: file[n] for n in file.files if not n.startswith(("header", "fp32/"))}
 
     @property
     def checkpoints(self) -> list[str]:
@@ -69,6 +65,22 @@ def quick_config(shapes: Path, output: Path, **changes) -> TrainingConfig:
     return TrainingConfig(
         **{**_QUICK, "data_dir": str(shapes), "output_dir": str(output), **changes}
     )
+
+
+def command_of(config: TrainingConfig) -> list[str]:
+    """Return the command line of the script that stands for a config."""
+    given = {k: v for k, v in config.as_dict().items() if v is not None and v is not False}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    return [sys.executable, "-W", "ignore", str(SCRIPT), *options]
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen, log: Callable) -> None:
+    """Wait; ``log`` returns what the process, which must not end, has said."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert process.poll() is None, log()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def run(shapes: Path, output: Path, *, resume=False, **changes) -> Run:

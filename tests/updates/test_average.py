@@ -1,7 +1,5 @@
 """The average of a Trainer's weights: its value, and that the network comes back from it."""
 
-from __future__ import annotations
-
 import math
 
 import mpgluon
@@ -11,7 +9,7 @@ from mpgluon.cast import fp32
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import STATIC, assert_same_bits, in_sequence
+from helpers import STATIC, assert_same_bits, in_sequence, parameters_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -67,9 +65,7 @@ def averages(training: Training, average: WeightAverage) -> dict[str, np.ndarray
     ids=["one device", "no loss scale", "two devices"],
 )
 @each_way
-def test_the_average_is_the_fp32_average_of_the_weights_after_each_step_that_was_not_skipped(
-    way, devices, scaled
-):
+def test_the_average_is_that_of_fp32_weights_after_each_step_not_skipped(way, devices, scaled):
     training, average = averaged(way, devices=devices, scaled=scaled)
     expected: dict[str, np.ndarray] = {}
     for step in range(1, 6):
@@ -197,37 +193,26 @@ def test_a_hybridized_network_computes_with_the_average():
 
 
 @pytest.mark.parametrize(
-    ("call", "named"),
+    ("named", "call"),
     [
-        ("swapped_in", "average.swapped_in"),
-        ("update", "average.update"),
-        ("step", "trainer.step"),
-        ("Trainer.update", "trainer.step"),
-        ("training", "trainer.step"),
-        ("save", "save_checkpoint"),
-        ("load", "load_checkpoint"),
+        ("average.swapped_in", lambda _, average, __: average.swapped_in().__enter__()),
+        ("average.update", lambda _, average, __: average.update()),
+        ("trainer.step", lambda training, *_: training.trainer.step(4)),
+        ("trainer.step", lambda training, *_: training.trainer.update(4)),
+        ("trainer.step", lambda training, *_: training.train(1)),
+        ("save_checkpoint", lambda training, _, path: training.save(path)),
+        ("load_checkpoint", lambda training, _, path: training.load(path)),
     ],
 )
 @pytest.mark.parametrize("scaled", [True, False], ids=["loss scale", "no loss scale"])
-def test_calls_that_would_use_the_average_as_the_weights_are_refused(tmp_path, call, named, scaled):
+def test_calls_that_would_use_the_average_as_the_weights_are_refused(tmp_path, named, call, scaled):
     training, average = averaged(steps=2, scaled=scaled)
-    path = tmp_path / "saved.npz"
-    mpgluon.save_checkpoint(path, training.net, training.trainer)
+    path = training.save(tmp_path / "saved.npz")
     before, content = training.everything(), path.read_bytes()
     values = averages(training, average)
-    net, trainer = training.net, training.trainer
-    calls = {
-        "swapped_in": average.swapped_in().__enter__,
-        "update": average.update,
-        "step": lambda: trainer.step(4),
-        "Trainer.update": lambda: trainer.update(4),
-        "training": lambda: training.train(1),
-        "save": lambda: mpgluon.save_checkpoint(path, net, trainer),
-        "load": lambda: mpgluon.load_checkpoint(path, net, trainer),
-    }
     message = rf"^{named} was called while the average is in the network"
     with average.swapped_in(), pytest.raises(TrainerStateError, match=message):
-        calls[call]()
+        call(training, average, path)
     assert training.everything() == {**before, "numpy": repr(np.random.get_state())}
     assert_same_bits(averages(training, average), values)
     assert path.read_bytes() == content
@@ -236,18 +221,13 @@ def test_calls_that_would_use_the_average_as_the_weights_are_refused(tmp_path, c
     training.train(1)
 
 
-def parameter_values(training: Training) -> dict[str, np.ndarray]:
-    parameters = training.net._collect_params_with_prefix()
-    return {name: parameter.data().asnumpy() for name, parameter in parameters.items()}
-
-
 def test_restoring_inside_the_block_gives_the_fp32_average_and_after_it_the_masters():
     training, average = averaged("float16", 4)
     values, masters = averages(training, average), fp32_weights(training)
     with average.swapped_in():
         mpgluon.restore(training.net)
-        assert_same_bits(parameter_values(training), values)
-    assert_same_bits(parameter_values(training), masters)
+        assert_same_bits(parameters_of(training.net), values)
+    assert_same_bits(parameters_of(training.net), masters)
 
 
 def test_casting_inside_the_block_keeps_the_fp32_values_of_the_weights():
@@ -315,9 +295,8 @@ def test_a_frozen_parameter_and_one_of_another_trainer_have_no_average_until_it_
     assert (average.value_of(other) != other.data()).sum() > 0
     average.decay = 2.0**-8  # of the distance, each time
     train(training, average, 4)
-    np.testing.assert_allclose(
-        average.value_of(other).asnumpy(), other.data().asnumpy(), rtol=2.0**-22
-    )
+    found, weight = (one.asnumpy() for one in (average.value_of(other), other.data()))
+    np.testing.assert_allclose(found, weight, rtol=2.0**-22)
 
 
 def test_several_steps_between_updates_count_as_one():

@@ -1,7 +1,5 @@
 """Float16 weights that an optimizer without FP32 masters updates, or that MXNet cannot compute."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path
@@ -13,6 +11,7 @@ from mpgluon.updates.weight_findings import obstacle_without_masters
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import assert_same_bits, parameters_of
 from mxnet import autograd, gluon
 from mxnet.base import MXNetError
 from mxnet.gluon import nn
@@ -72,9 +71,7 @@ def test_every_optimizer_is_on_the_page():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_that_cannot_work_without_masters_is_refused_and_others_are_warned_of(
-    name, warnings_of
-):
+def test_an_optimizer_that_needs_masters_is_refused_and_others_are_warned_of(name, warnings_of):
     net = make_net()
     if WITHOUT_MASTERS[name]:
         begin(net, name)
@@ -170,17 +167,22 @@ def plain_steps(net, trainer, count=2):
         trainer.step(2)
 
 
+def after_steps(trainer_first, hybridize=False, **options):
+    """Train a network whose Trainer was made before or after the cast, and return it."""
+    net = make_net(cast=False)
+    arguments = (net.collect_params(), "sgd", options)
+    trainer = gluon.Trainer(*arguments) if trainer_first else None
+    mpgluon.cast_block(net)
+    net.hybridize(hybridize)
+    plain_steps(net, trainer or gluon.Trainer(*arguments))
+    return net
+
+
 @pytest.mark.parametrize("trainer_first", [False, True])
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")
 def test_a_loop_with_the_cast_alone_logs_once_what_it_lacks(trainer_first, hybridize, warnings_of):
-    net = make_net(cast=False)
-    arguments = (net.collect_params(), "sgd", {"learning_rate": 0.1})
-    trainer = gluon.Trainer(*arguments) if trainer_first else None
-    mpgluon.cast_block(net)
-    if hybridize:
-        net.hybridize()
-    plain_steps(net, trainer or gluon.Trainer(*arguments))
+    after_steps(trainer_first, hybridize, learning_rate=0.1)
     (message,) = warnings_of.messages
     masters, loss_scale = message.splitlines()
     assert masters.startswith(NO_MASTERS)
@@ -199,9 +201,7 @@ def test_a_loop_with_the_cast_alone_logs_once_what_it_lacks(trainer_first, hybri
         (type, False, []),  # not cast
     ],
 )
-def test_a_loop_without_init_trainer_logs_only_what_its_format_needs(
-    cast, masters, expected, warnings_of
-):
+def test_without_init_trainer_a_loop_logs_what_it_needs(cast, masters, expected, warnings_of):
     net = make_net(cast=False)
     cast(net)
     options = {"multi_precision": masters}
@@ -218,11 +218,10 @@ def test_a_loop_that_renounced_a_loss_scale_logs_nothing(warnings_of):
 @pytest.mark.filterwarnings("ignore:Accumulating with float16 in optimizer")
 def test_an_optimizer_that_makes_nan_of_float16_weights_is_refused_without_init_trainer_too():
     net = make_net()
-    before = [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+    before = parameters_of(net)
     with pytest.raises(PrecisionError, match=r"Adam updates 2 float16 weights.*multi_precision"):
         plain_steps(net, gluon.Trainer(net.collect_params(), "adam"))
-    after = [parameter.data().asnumpy() for parameter in net.collect_params().values()]
-    assert all(map(np.array_equal, before, after))
+    assert_same_bits(parameters_of(net), before)
 
 
 @pytest.mark.parametrize("multi_precision", [True, False])
@@ -231,11 +230,7 @@ def test_a_trainer_from_before_the_cast_trains_as_one_from_after_it(multi_precis
     weights = []
     for trainer_first in (True, False):
         mx.random.seed(0)
-        net = make_net(cast=False)
-        arguments = (net.collect_params(), "sgd", {"multi_precision": multi_precision})
-        trainer = gluon.Trainer(*arguments) if trainer_first else None
-        mpgluon.cast_block(net)
-        plain_steps(net, trainer or gluon.Trainer(*arguments))
+        net = after_steps(trainer_first, multi_precision=multi_precision)
         mpgluon.restore(net)
-        weights.append([p.data().asnumpy() for p in net.collect_params().values()])
-    assert all(map(np.array_equal, *weights))
+        weights.append(parameters_of(net))
+    assert_same_bits(*weights)

@@ -1,7 +1,5 @@
 """SGD with momentum, weight by weight: the bits of MXNet's updater, and MXNet's own elsewhere."""
 
-from __future__ import annotations
-
 import mpgluon
 from mpgluon import amp, kernels
 from mpgluon.updates import gluon_trainer, updater

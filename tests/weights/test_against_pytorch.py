@@ -5,8 +5,6 @@ of its own, which ``make test WITH=peers`` makes. torchvision is not needed: the
 written by hand.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from torchvision_by_hand import NETWORKS, efficientnet, images, random_state
+from torchvision_by_hand import NETWORKS, TWINS, efficientnet, fitting_state, images
 from weights_helpers import distance, tolerance
 
 from recipes.training.networks import build_network, load_pretrained
@@ -22,15 +20,6 @@ from recipes.weights import read_state_dict
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENT = HERE.parents[1] / ".venv-peers"
-TWINS = {
-    "resnet18": "resnet18_v1b",
-    "resnet50": "resnet50_v1b",
-    "vgg11": "vgg11",
-    "vgg13_bn": "vgg13_bn",
-    "mobilenet_v2": "mobilenetv2_1.0",
-    "efficientnet_lite0": "efficientnet_lite0",
-}
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -61,11 +50,8 @@ def test_a_twin_gives_pytorchs_outputs(folder, name, suffix):
     assert load_pretrained(net, folder / f"{name}{suffix}", classes=1000) == []
     found = net(mx.nd.array(images(224))).asnumpy()
     expected = np.load(folder / f"{name}.npy")
-    state = random_state(shapes)
-    if name == "mobilenet_v2":
-        state["classifier.1.bias"][:] = 0  # for which Gluon's has no place
     assert (found.argmax(axis=1) == expected.argmax(axis=1)).all()
-    assert distance(found, expected) <= tolerance(forward, state, 224)
+    assert distance(found, expected) <= tolerance(forward, fitting_state(name, shapes), 224)
 
 
 def test_published_weights_give_the_logits_of_their_own_implementation(folder):

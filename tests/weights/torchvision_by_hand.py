@@ -8,33 +8,20 @@ Names and arithmetic follow torchvision 0.21 (resnet.py, vgg.py, mobilenetv2.py)
 EfficientNet-Lite0 the implementation in the package efficientnet_lite_pytorch 0.1.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 EPSILON = 1e-5
 RESNETS = {"resnet18": (2, 2, 2, 2), "resnet50": (3, 4, 6, 3)}
 VGGS = {"vgg11": (1, 1, 2, 2, 2), "vgg13": (2, 2, 2, 2, 2)}
 BOTTLENECKS = [  # expansion, channels, how many, stride of the first
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
+    *((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2)),
+    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
 ]
-
-
 INVERTED = [  # of EfficientNet-Lite0: expansion, kernel, stride of the first, channels, how many
-    (1, 3, 1, 16, 1),
-    (6, 3, 2, 24, 2),
-    (6, 5, 2, 40, 2),
-    (6, 3, 2, 80, 3),
-    (6, 5, 1, 112, 3),
-    (6, 5, 2, 192, 4),
-    (6, 3, 1, 320, 1),
+    *((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3)),
+    *((6, 5, 1, 112, 3), (6, 5, 2, 192, 4), (6, 3, 1, 320, 1)),
 ]
+_STATISTICS = ("weight", "bias", "running_mean", "running_var")
 
 
 class Shapes:
@@ -49,7 +36,7 @@ class Shapes:
             self.shapes[f"{name}.bias"] = (outputs,)
 
     def norm(self, name, channels):
-        for word in ("weight", "bias", "running_mean", "running_var"):
+        for word in _STATISTICS:
             self.shapes[f"{name}.{word}"] = (channels,)
         self.shapes[f"{name}.num_batches_tracked"] = ()
 
@@ -82,12 +69,12 @@ def resnet_shapes(name, classes):
     return shapes.shapes
 
 
-def resnet(ops, state, x):
-    def norm_of(name, values):
-        words = ("weight", "bias", "running_mean", "running_var")
-        return ops.norm(values, *(state[f"{name}.{word}"] for word in words))
+def _norm(ops, state, name, x, **options):
+    return ops.norm(x, *(state[f"{name}.{word}"] for word in _STATISTICS), **options)
 
-    x = ops.relu(norm_of("bn1", ops.conv(x, state["conv1.weight"], stride=2)))
+
+def resnet(ops, state, x):
+    x = ops.relu(_norm(ops, state, "bn1", ops.conv(x, state["conv1.weight"], stride=2)))
     x = ops.max_pool(x, 3, 2, 1)
     for stage in range(1, 5):
         block = 0
@@ -100,11 +87,11 @@ def resnet(ops, state, x):
             for number in range(1, last + 1):
                 weight = state[f"{place}.conv{number}.weight"]
                 way = ops.conv(way, weight, stride=stride if number == strided else 1)
-                way = norm_of(f"{place}.bn{number}", way)
+                way = _norm(ops, state, f"{place}.bn{number}", way)
                 way = ops.relu(way) if number < last else way
             if f"{place}.downsample.0.weight" in state:
                 x = ops.conv(x, state[f"{place}.downsample.0.weight"], stride=stride)
-                x = norm_of(f"{place}.downsample.1", x)
+                x = _norm(ops, state, f"{place}.downsample.1", x)
             x = ops.relu(way + x)
             block += 1
     return ops.dense(ops.mean(x), state["fc.weight"], state["fc.bias"])
@@ -136,9 +123,7 @@ def vgg(ops, state, x):
     for layers in stages:
         for _ in range(layers):
             x = ops.conv(x, state[f"features.{place}.weight"], state[f"features.{place}.bias"])
-            if norms:
-                words = ("weight", "bias", "running_mean", "running_var")
-                x = ops.norm(x, *(state[f"features.{place + 1}.{word}"] for word in words))
+            x = _norm(ops, state, f"features.{place + 1}", x) if norms else x
             x = ops.relu(x)
             place += 3 if norms else 2
         x = ops.max_pool(x, 2, 2, 0)
@@ -163,16 +148,8 @@ def _mobilenet_layers():
                 yield f"{layer}.0.0", f"{layer}.0.1", hidden, inputs, 1, 1, 1, True
                 number = 1
             stride = first_stride if block == 0 else 1
-            yield (
-                f"{layer}.{number}.0",
-                f"{layer}.{number}.1",
-                hidden,
-                hidden,
-                3,
-                stride,
-                hidden,
-                True,
-            )
+            depthwise = f"{layer}.{number}.0", f"{layer}.{number}.1"
+            yield *depthwise, hidden, hidden, 3, stride, hidden, True
             projection = f"{layer}.{number + 1}", f"{layer}.{number + 2}"
             yield *projection, channels, hidden, 1, 1, 1, False
             inputs, place = channels, place + 1
@@ -189,16 +166,8 @@ def _efficientnet_layers():
             stride = first_stride if block == 0 else 1
             if expansion > 1:
                 yield f"{layer}_expand_conv", f"{layer}_bn0", hidden, inputs, 1, 1, 1, True
-            yield (
-                f"{layer}_depthwise_conv",
-                f"{layer}_bn1",
-                hidden,
-                hidden,
-                size,
-                stride,
-                hidden,
-                True,
-            )
+            depthwise = f"{layer}_depthwise_conv", f"{layer}_bn1"
+            yield *depthwise, hidden, hidden, size, stride, hidden, True
             yield f"{layer}_project_conv", f"{layer}_bn2", channels, hidden, 1, 1, 1, False
             inputs, place = channels, place + 1
     yield "_conv_head", "_bn1", 1280, 320, 1, 1, 1, True
@@ -221,8 +190,7 @@ def _bottlenecks(ops, state, x, layers, *, epsilon=EPSILON, as_tensorflow=False)
         if as_tensorflow and stride == 2:
             x, pad = ops.pad(x, (size - 2) // 2, (size - 1) // 2), 0
         x = ops.conv(x, state[f"{conv}.weight"], stride=stride, groups=groups, pad=pad)
-        words = ("weight", "bias", "running_mean", "running_var")
-        x = ops.norm(x, *(state[f"{norm}.{word}"] for word in words), epsilon=epsilon)
+        x = _norm(ops, state, norm, x, epsilon=epsilon)
         x = ops.relu6(x) if rectified else x
         if before is None:  # the first convolution, behind which the bottlenecks begin
             before = x
@@ -280,11 +248,27 @@ def run(ops, network, state, pixels):
     return ops.numpy(network(ops, arrays, ops.array(images(pixels))))
 
 
-NETWORKS = {  # of 1000 categories, for images of 224 pixels
-    "resnet18": (resnet_shapes("resnet18", 1000), resnet),
-    "resnet50": (resnet_shapes("resnet50", 1000), resnet),
-    "vgg11": (vgg_shapes("vgg11", 1000, pixels=224), vgg),
-    "vgg13_bn": (vgg_shapes("vgg13_bn", 1000, pixels=224), vgg),
-    "mobilenet_v2": (mobilenet_shapes(1000), mobilenet),
-    "efficientnet_lite0": (efficientnet_shapes(1000), efficientnet),
+def networks(classes, vgg_pixels):
+    """Return the shapes and the forward pass of each network."""
+    return {
+        **{name: (resnet_shapes(name, classes), resnet) for name in RESNETS},
+        **{n: (vgg_shapes(n, classes, pixels=vgg_pixels), vgg) for n in ("vgg11", "vgg13_bn")},
+        "mobilenet_v2": (mobilenet_shapes(classes), mobilenet),
+        "efficientnet_lite0": (efficientnet_shapes(classes), efficientnet),
+    }
+
+
+def fitting_state(name, shapes):
+    """Return random values that fit the twin: Gluon's MobileNetV2 has no bias in its head."""
+    state = random_state(shapes)
+    if name == "mobilenet_v2":
+        state["classifier.1.bias"][:] = 0
+    return state
+
+
+NETWORKS = networks(1000, vgg_pixels=224)  # for images of 224 pixels
+TWINS = {  # Gluon's names
+    **{"resnet18": "resnet18_v1b", "resnet50": "resnet50_v1b", "vgg11": "vgg11"},
+    **{"vgg13_bn": "vgg13_bn", "mobilenet_v2": "mobilenetv2_1.0"},
+    "efficientnet_lite0": "efficientnet_lite0",
 }

@@ -1,7 +1,5 @@
 """MXNet's operators for the networks written by hand, and how far right results may be apart."""
 
-from __future__ import annotations
-
 from mpgluon import FloatFormat, round_to
 
 import mxnet as mx
@@ -17,18 +15,11 @@ class MxnetOperators:
 
     @staticmethod
     def conv(x, weight, bias=None, *, stride=1, groups=1, pad=None):
-        kernel = weight.shape[2:]
         parameters = (weight,) if bias is None else (weight, bias)
-        return mx.nd.Convolution(
-            x,
-            *parameters,
-            kernel=kernel,
-            stride=(stride, stride),
-            pad=tuple(size // 2 if pad is None else pad for size in kernel),
-            num_filter=weight.shape[0],
-            num_group=groups,
-            no_bias=bias is None,
-        )
+        pads = tuple(size // 2 if pad is None else pad for size in weight.shape[2:])
+        options = {"kernel": weight.shape[2:], "stride": (stride, stride), "pad": pads}
+        options |= {"num_filter": len(weight), "num_group": groups, "no_bias": bias is None}
+        return mx.nd.Convolution(x, *parameters, **options)
 
     @staticmethod
     def pad(x, before, after):

@@ -1,14 +1,16 @@
-"""The numbers of a run, recorded: with the bits of the run without, also if it is continued."""
+"""Numbers and overflows of a run, recorded: with the bits of the run without, and replayed."""
 
-from __future__ import annotations
+import logging
 
 from mpgluon.diagnostics import compare_numerics, read_numerics
+from mpgluon_tools import commands
 
 import pytest
 from helpers import assert_same_bits
 from training_helpers import STEPS, run, run_interrupted
 
 OPTIONS = {"dtype": "float16", "record_numerics": 2}
+ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warmup_epochs": 0}
 
 
 def test_recording_changes_no_bit_and_is_that_of_each_step(shapes, tmp_path, float16_run):
@@ -42,3 +44,26 @@ def test_a_continued_run_has_the_recording_of_one_that_was_not_ended(shapes, tmp
     found = compare_numerics(tmp_path / "whole" / "numerics", tmp_path / "parts" / "numerics")
     assert found.step is None
     assert found.compared == 1 + STEPS // 2
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(("accumulate", "smoothing"), [(1, 0.0), (2, 0.1)])
+def test_overflows_of_a_run_are_replayed(accumulate, smoothing, shapes, tmp_path, capsys, caplog):
+    caplog.set_level(logging.INFO, "recipes")
+    options = {**ALL_OVERFLOW, "accumulate": accumulate, "batch_size": 10 // accumulate,
+               "label_smoothing": smoothing}  # fmt: skip
+    plain = run(shapes, tmp_path / "plain", **options)
+    recorded = run(shapes, tmp_path / "recorded", **options, record_overflows=2)
+    assert not (plain.folder / "overflows").exists()
+    assert_same_bits(plain.parameters, recorded.parameters)
+    assert recorded.results["skipped_steps"] == 4
+    assert "; 4 steps skipped: 4 in backward " in caplog.text
+    files = sorted((recorded.folder / "overflows").iterdir())
+    assert [file.name for file in files] == ["overflow-00000003.npz", "overflow-00000004.npz"]
+    assert commands.main(["replay", str(recorded.folder), "--no-cures"]) == 0  # the newest one
+    printed = capsys.readouterr().out
+    assert printed.startswith("step 4, skipped at a loss scale of 1.67772e+07\n")
+    assert "replayed: the same bits in all" in printed
+    assert "\nbackward: the first array that is not finite is the gradient of what the" in printed
+    assert "\nlayer: net.output\n" in printed  # of its logits, which the loss computes
+    assert "flags that the recorded step raised:\n  cifarresnet" in printed

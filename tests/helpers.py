@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +37,48 @@ def in_sequence(*layers: gluon.Block) -> nn.HybridSequential:
     net = nn.HybridSequential()
     net.add(*layers)
     return net
+
+
+def initialized(net: gluon.Block, *arguments, **options) -> gluon.Block:
+    """Initialize a network, and return it."""
+    net.initialize(*arguments, **options)
+    return net
+
+
+def cast_network(net: gluon.Block, *arguments, **options) -> gluon.Block:
+    """Cast a network with ``mpgluon.cast_block``, and return it."""
+    mpgluon.cast_block(net, *arguments, **options)
+    return net
+
+
+def autocast_network(net: gluon.Block, *arguments, **options) -> gluon.Block:
+    """Cast what a network computes with ``amp.autocast``, and return it."""
+    amp.autocast(net, *arguments, **options)
+    return net
+
+
+def in_way(way: str, net: gluon.Block, **options) -> gluon.Block:
+    """Cast a network in one of ``WAYS``, and return it."""
+    WAYS[way](net, **options)
+    return net
+
+
+def with_loss_scale(trainer: gluon.Trainer, *arguments, **options) -> gluon.Trainer:
+    """Give a Trainer a loss scale, and return it."""
+    amp.init_trainer(trainer, *arguments, **options)
+    return trainer
+
+
+def backward_from(loss_of: Callable, trainer=None):
+    """Record a loss, go backward from it, scaled if there is a Trainer, and return it."""
+    with autograd.record():
+        loss = loss_of()
+        if trainer is not None:
+            with amp.scale_loss(loss, trainer) as scaled:
+                autograd.backward(scaled)
+    if trainer is None:
+        autograd.backward(loss)
+    return loss
 
 
 def outputs_of(result) -> list[mx.nd.NDArray]:

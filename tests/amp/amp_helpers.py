@@ -9,6 +9,7 @@ from mpgluon.kernels.dtypes import cast
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import backward_from, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -23,6 +24,7 @@ OPTIMIZERS = {
     "lamb": ("lamb", {"learning_rate": 0.01}),
 }
 LOSS = gluon.loss.L2Loss()
+_OF_WEIGHT = {"dtype", "ctx", "grad_req", "value", "name"}
 each_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 each_dtype = pytest.mark.parametrize("dtype", ["float32", "float16"])
 each_device_list = pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
@@ -82,10 +84,7 @@ def backward(net, images, targets, trainer=None):
 def backward_on(net, devices, batch, trainers):
     """Run forward and backward with a share of the batch on each device."""
     shares = zip(*(gluon.utils.split_and_load(one, devices) for one in batch))
-    with autograd.record():
-        losses = [LOSS(net(images), targets) for images, targets in shares]
-        with amp.scale_loss(losses, trainers) as scaled:
-            autograd.backward(scaled)
+    backward_from(lambda: [LOSS(net(images), targets) for images, targets in shares], trainers)
 
 
 def one_weight(dtype="float32", ctx=None, grad_req="write", value=0.0, name="weight"):
@@ -98,9 +97,22 @@ def one_weight(dtype="float32", ctx=None, grad_req="write", value=0.0, name="wei
 def weight_trainer(weight, loss_scale=8, learning_rate=1.0, **options):
     """Return a Trainer of one parameter that has a loss scale."""
     arguments = {"learning_rate": learning_rate, "multi_precision": True}
-    trainer = gluon.Trainer([weight], "sgd", arguments, **options)
-    amp.init_trainer(trainer, loss_scale)
-    return trainer
+    return with_loss_scale(gluon.Trainer([weight], "sgd", arguments, **options), loss_scale)
+
+
+def scaled_weight(loss_scale=8, learning_rate=1.0, **options):
+    """Return a parameter with a single element, and its Trainer with a loss scale."""
+    of_weight = {name: options.pop(name) for name in _OF_WEIGHT & set(options)}
+    weight = one_weight(**of_weight)
+    return weight, weight_trainer(weight, loss_scale, learning_rate, **options)
+
+
+def scaled_net(
+    dtype="float32", optimizer="sgd", loss_scale=None, *, ctx=None, grad_req="write", **options
+):
+    """Return the network of ``make_net``, and its Trainer, with a loss scale or without."""
+    net = make_net(dtype, ctx, grad_req=grad_req)
+    return net, make_trainer(net, optimizer, loss_scale, **options)
 
 
 def give_gradient(weight, trainer, gradient):

@@ -17,10 +17,11 @@ from amp_helpers import (
     make_net,
     make_trainer,
     one_weight,
+    scaled_weight,
     trained,
     weight_trainer,
 )
-from helpers import assert_same_bits
+from helpers import assert_same_bits, backward_from
 from mxnet import autograd
 
 
@@ -113,8 +114,7 @@ def test_an_overflow_empties_the_sum_too(value):
 
 def test_overwritten_gradients_and_fp32_gradients_are_those_of_plain_gluon():
     def run(dtype, grad_req):
-        weight = one_weight(dtype, grad_req=grad_req)
-        trainer = weight_trainer(weight)
+        weight, trainer = scaled_weight(dtype=dtype, grad_req=grad_req)
         for gradient in (1.0, 2.0**-12):
             give_gradient(weight, trainer, gradient)
         trainer.step(1)
@@ -172,11 +172,8 @@ def test_what_reads_gradients_inside_the_block_has_the_sums(loss_scale):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_loss_that_was_not_scaled_before_one_that_is_is_refused(dtype):
-    weight = one_weight(dtype, grad_req="add")
-    trainer = weight_trainer(weight)
-    with autograd.record():
-        loss = cast(weight.data(), "float32") * 3
-    loss.backward()
+    weight, trainer = scaled_weight(dtype=dtype, grad_req="add")
+    backward_from(lambda: cast(weight.data(), "float32") * 3)
     with pytest.raises(TrainerStateError, match=r"not scaled, before one that is; .*zero_grad"):
         give_gradient(weight, trainer, 1.0)
     weight.zero_grad()

@@ -18,14 +18,14 @@ from amp_helpers import (
     batches,
     make_net,
     make_trainer,
-    one_weight,
     plain_run,
+    scaled_net,
+    scaled_weight,
     spoil,
     trained,
-    weight_trainer,
     weights,
 )
-from helpers import assert_same_bits
+from helpers import assert_same_bits, backward_from, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.contrib.amp.loss_scaler import LossScaler
 from mxnet.gluon import nn
@@ -56,8 +56,7 @@ def two_layers(loss_scale):
         layer.initialize()
     # In the order of the list; Gluon complains of the first stale gradient.
     parameters = [p for layer in layers for p in layer.collect_params().values()]
-    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, loss_scale)
+    trainer = with_loss_scale(gluon.Trainer(parameters, "sgd", {"learning_rate": 1.0}), loss_scale)
     return layers, trainer
 
 
@@ -82,8 +81,7 @@ def test_an_overflow_in_a_parameter_that_is_then_unused_does_not_stop_the_others
 
 
 def test_a_step_right_after_a_skipped_one_needs_a_new_backward():
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=8)
+    net, trainer = scaled_net(loss_scale=8)
     backward(net, *next(batches()), trainer)
     spoil(0, "weight", math.inf)(net)
     trainer.step(BATCH_SIZE)
@@ -124,9 +122,6 @@ def test_a_step_repeated_after_the_error_of_a_callback_is_still_divided():
     assert used.weight.data().asscalar() == 0  # 1 - rate * gradient
 
 
-# --- scale_loss and the questions ------------------------------------------------------------
-
-
 def test_a_loss_is_multiplied_by_the_scale_and_a_list_of_losses_one_by_one():
     trainer = make_trainer(make_net(), loss_scale=128)
     losses = [mx.nd.array([1.0, -2.5]), mx.nd.array([3.0], ctx=mx.cpu(1))]
@@ -141,8 +136,7 @@ def test_a_loss_is_multiplied_by_the_scale_and_a_list_of_losses_one_by_one():
 
 @pytest.mark.parametrize("together", [True, False])
 def test_two_losses_before_one_step_train_like_their_sum(together):
-    weight = one_weight(value=1.0, grad_req="write" if together else "add")
-    trainer = weight_trainer(weight, 64, learning_rate=2.0**-3)
+    weight, trainer = scaled_weight(64, 2.0**-3, value=1.0, grad_req="write" if together else "add")
     with autograd.record():
         losses = [weight.data() * 1.0, weight.data() * 4.0]
         with amp.scale_loss(losses, trainer) as scaled:
@@ -168,16 +162,14 @@ def test_every_short_form_of_a_loss_scale_is_taken_and_a_new_trainer_has_skipped
 
 def test_a_trainer_uses_the_loss_scale_object_that_it_received():
     mine = DynamicLossScale(2, growth_interval=1)
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=mine)
+    net, trainer = scaled_net(loss_scale=mine)
     backward(net, *next(batches()), trainer)
     trainer.step(BATCH_SIZE)
     assert mine.scale == amp.loss_scale(trainer) == 4
 
 
 def test_step_was_skipped_is_about_the_latest_step_and_skipped_steps_counts_all():
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=8)
+    net, trainer = scaled_net(loss_scale=8)
     history = []
     for number, batch in enumerate(batches()):
         backward(net, *batch, trainer)
@@ -186,9 +178,6 @@ def test_step_was_skipped_is_about_the_latest_step_and_skipped_steps_counts_all(
         trainer.step(BATCH_SIZE)
         history.append((amp.step_was_skipped(trainer), amp.skipped_steps(trainer)))
     assert history == [(True, 1), (True, 2), (False, 2), (False, 2)]
-
-
-# --- calls at the wrong moment ---------------------------------------------------------------
 
 
 QUESTIONS = [
@@ -254,8 +243,7 @@ def test_a_float16_loss_is_refused_alone_and_in_a_list_and_leaves_no_trace():
 
 @pytest.mark.parametrize("loss_scale", ["none", 8, "dynamic"])
 def test_a_step_with_all_parameters_frozen_is_refused(loss_scale):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=loss_scale)
+    net, trainer = scaled_net(loss_scale=loss_scale)
     net.collect_params().setattr("grad_req", "null")
     with pytest.raises(TrainerStateError, match=r"all are frozen \(grad_req='null'\)"):
         trainer.step(1)
@@ -263,8 +251,7 @@ def test_a_step_with_all_parameters_frozen_is_refused(loss_scale):
 
 @pytest.mark.parametrize("loss_scale", [8, "dynamic"])
 def test_updates_inside_the_kvstore_are_refused_with_advice_and_nothing_is_changed(loss_scale):
-    net = make_net(ctx=TWO)
-    trainer = make_trainer(net, update_on_kvstore=True)
+    net, trainer = scaled_net(ctx=TWO, update_on_kvstore=True)
     before, options = weights(net), dict(trainer._kvstore_params)
     with pytest.raises(TrainerStateError, match=r"create it with update_on_kvstore=False"):
         amp.init_trainer(trainer, loss_scale)
@@ -281,8 +268,7 @@ def plain_step_on_two_devices(net, trainer, images, targets):
 
 
 def test_a_trainer_that_has_stepped_inside_its_kvstore_is_refused_too():
-    net = make_net(ctx=TWO)
-    trainer = make_trainer(net)
+    net, trainer = scaled_net(ctx=TWO)
     plain_step_on_two_devices(net, trainer, *next(batches()))
     before = weights(net)
     with pytest.raises(TrainerStateError, match="call init_trainer before the first step"):
@@ -291,8 +277,7 @@ def test_a_trainer_that_has_stepped_inside_its_kvstore_is_refused_too():
 
 
 def test_a_single_device_may_get_its_loss_scale_after_some_steps():
-    net = make_net()
-    trainer = make_trainer(net)
+    net, trainer = scaled_net()
     for number, batch in enumerate(batches()):
         if number == 2:
             amp.init_trainer(trainer, 1024)
@@ -303,8 +288,7 @@ def test_a_single_device_may_get_its_loss_scale_after_some_steps():
 
 def test_without_a_loss_scale_updates_may_stay_inside_the_kvstore():
     def run(loss_scale):
-        net = make_net(ctx=TWO)
-        trainer = make_trainer(net, loss_scale=loss_scale, update_on_kvstore=True)
+        net, trainer = scaled_net(ctx=TWO, loss_scale=loss_scale, update_on_kvstore=True)
         for batch in batches():
             plain_step_on_two_devices(net, trainer, *batch)
         assert trainer._update_on_kvstore
@@ -343,12 +327,9 @@ def test_a_loss_that_is_not_an_array_is_refused(loss):
 
 
 def test_a_trainer_that_steps_without_a_scaled_loss_warns_once(caplog):
-    weight = one_weight(value=1.0)
-    trainer = weight_trainer(weight, learning_rate=0.25)
+    weight, trainer = scaled_weight(value=1.0, learning_rate=0.25)
     for _ in range(2):
-        with autograd.record():
-            loss = weight.data() * 1.0
-        loss.backward()
+        backward_from(lambda: weight.data() * 1.0)
         trainer.step(1)
     assert weight.data().asscalar() == 0.5  # divided by nothing
     (message,) = caplog.messages
@@ -357,8 +338,7 @@ def test_a_trainer_that_steps_without_a_scaled_loss_warns_once(caplog):
 
 @pytest.mark.parametrize("number", [np.float32, np.float64, np.int64, int, float])
 def test_numbers_may_be_of_numpy(number):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=number(128))
+    net, trainer = scaled_net(loss_scale=number(128))
     backward(net, *next(batches()), trainer)
     assert amp.clip_global_norm(trainer, number(1), number(BATCH_SIZE)) > 0
     trainer.step(BATCH_SIZE)

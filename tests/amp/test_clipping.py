@@ -25,29 +25,26 @@ from amp_helpers import (
     make_net,
     make_trainer,
     one_weight,
+    scaled_net,
+    scaled_weight,
     spoil,
     trained,
     weight_trainer,
     weights,
 )
-from helpers import assert_same_bits
+from helpers import assert_same_bits, autocast_network, backward_from, initialized, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 MAX_NORM = 0.25  # less than the norm of every batch
 
 
-# --- the norm --------------------------------------------------------------------------------
-
-
 def test_the_norm_of_float16_gradients_whose_true_values_underflow_is_exact():
     # 3 and 4 times 2**-26 are not float16 numbers, and their squares are far below any.
-    weight = gluon.Parameter("weight", shape=(2,), dtype="float16")
-    weight.initialize(mx.init.Zero())
+    weight = initialized(gluon.Parameter("weight", shape=(2,), dtype="float16"), mx.init.Zero())
     trainer = weight_trainer(weight, 2.0**16)
     give_gradient(weight, trainer, mx.nd.array([3 * 2.0**-26, 4 * 2.0**-26]))
-    norm = amp.clip_global_norm(trainer, max_norm=2.0**-26, batch_size=1)
-    assert norm == 5 * 2.0**-26
+    assert amp.clip_global_norm(trainer, max_norm=2.0**-26, batch_size=1) == 5 * 2.0**-26
     trainer.step(1)
     masters = trainer._updaters[0].masters[0].asnumpy()
     # Two float32 roundings: of the factor, and of the product.
@@ -57,8 +54,7 @@ def test_the_norm_of_float16_gradients_whose_true_values_underflow_is_exact():
 @pytest.mark.parametrize("kvstore", ["device", "local", None])
 @each_dtype
 def test_on_several_devices_the_norm_is_that_of_the_sum_of_their_gradients(kvstore, dtype):
-    weight = one_weight(dtype, TWO)
-    trainer = weight_trainer(weight, kvstore=kvstore)
+    weight, trainer = scaled_weight(dtype=dtype, ctx=TWO, kvstore=kvstore)
     give_gradient(weight, trainer, 3.0)
     norm = amp.clip_global_norm(trainer, 1.5, batch_size=2)
     summed = 3 if kvstore is None else 6  # without a kvstore each device is left alone
@@ -69,8 +65,7 @@ def test_on_several_devices_the_norm_is_that_of_the_sum_of_their_gradients(kvsto
 
 @pytest.mark.parametrize("order", ["clip", "reduce, clip", "clip, reduce"])
 def test_gradients_are_summed_over_devices_once_however_the_step_is_made(order):
-    weight = one_weight(ctx=TWO)
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight(ctx=TWO)
     for _ in range(2):
         give_gradient(weight, trainer, 0.5)
         for call in order.split(", "):
@@ -82,20 +77,15 @@ def test_gradients_are_summed_over_devices_once_however_the_step_is_made(order):
     assert [one.asscalar() for one in weight.list_data()] == [-2, -2]
 
 
-# --- clipping --------------------------------------------------------------------------------
-
-
 def clipped_run(dtype, loss_scale, optimizer, *, inject=None, leave_out=None):
-    net = make_net(dtype)
-    trainer = make_trainer(net, optimizer, loss_scale)
+    net, trainer = scaled_net(dtype, optimizer=optimizer, loss_scale=loss_scale)
     for number, batch in enumerate(batches()):
         if number == leave_out:
             continue
         backward(net, *batch, trainer)
         if inject is not None and number == BAD_BATCH:
             inject(net)
-        norm = amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
-        assert norm > MAX_NORM
+        assert amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE) > MAX_NORM
         trainer.step(BATCH_SIZE)
     return weights(net), trainer
 
@@ -106,8 +96,7 @@ def test_an_overflow_in_a_clipped_run_leaves_the_weights_of_a_run_without_that_b
     dtype, optimizer
 ):
     scale = DynamicLossScale(128, growth_interval=1)
-    inject = spoil(0, "weight", math.inf)
-    clipped, trainer = clipped_run(dtype, scale, optimizer, inject=inject)
+    clipped, trainer = clipped_run(dtype, scale, optimizer, inject=spoil(0, "weight", math.inf))
     control, _ = clipped_run(dtype, 1, optimizer, leave_out=BAD_BATCH)
     assert_same_bits(clipped, control)
     assert (amp.loss_scale(trainer), amp.skipped_steps(trainer)) == (512, 1)
@@ -115,8 +104,7 @@ def test_an_overflow_in_a_clipped_run_leaves_the_weights_of_a_run_without_that_b
 
 def test_clipped_gradients_are_gluons_up_to_rounding():
     def run(clip):
-        net = make_net()
-        trainer = make_trainer(net, loss_scale=64)
+        net, trainer = scaled_net(loss_scale=64)
         for batch in batches():
             backward(net, *batch, trainer)
             clip(net, trainer)
@@ -140,8 +128,7 @@ def test_clipped_gradients_are_gluons_up_to_rounding():
 @each_dtype
 @pytest.mark.parametrize("loss_scale", [1, 2.0**7])
 def test_clipping_returns_the_norm_of_the_unscaled_gradients_and_writes_none(dtype, loss_scale):
-    net = make_net(dtype)
-    trainer = make_trainer(net, loss_scale=loss_scale)
+    net, trainer = scaled_net(dtype, loss_scale=loss_scale)
     backward(net, *next(batches()), trainer)
     before = [p.grad().asnumpy() for p in trained(net)]
     norm = amp.clip_global_norm(trainer, MAX_NORM, BATCH_SIZE)
@@ -175,8 +162,7 @@ def test_a_step_waits_for_the_devices_once_with_clipping_too(clips, dtype, devic
         original = getattr(mx.nd.NDArray, name)
         return lambda array: waits.append(name) or original(array)
 
-    net = make_net(dtype, devices)
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(dtype, ctx=devices, loss_scale=64)
     for number, batch in enumerate(batches()):
         backward_on(net, devices, batch, trainer)
         waits.clear()
@@ -203,15 +189,11 @@ def test_a_trainer_with_a_reduction_of_its_own_is_clipped_by_the_reduced_norm():
 def test_a_stale_gradient_does_not_count_where_stale_gradients_are_ignored():
     fresh, stale = one_weight(), one_weight(name="stale")
     stale.grad()[:] = 1000.0
-    trainer = gluon.Trainer([fresh, stale], "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, 8)
+    trainer = with_loss_scale(gluon.Trainer([fresh, stale], "sgd", {"learning_rate": 1.0}), 8)
     give_gradient(fresh, trainer, 3.0)
     assert amp.clip_global_norm(trainer, 1.5, 1) == 3
     trainer.step(1, ignore_stale_grad=True)
     assert fresh.data().asscalar() == -1.5
-
-
-# --- the norm of the latest step -------------------------------------------------------------
 
 
 @each_dtype
@@ -229,8 +211,7 @@ def test_gradient_norm_returns_what_clipping_would_have_returned(devices, kvstor
             trainer.step(BATCH_SIZE)
             norms.append(amp.gradient_norm(trainer))
             assert not clips or norms[-1] == returned
-        elements = sum(p.grad(devices[0]).size for p in trained(net))
-        return norms, elements
+        return norms, sum(p.grad(devices[0]).size for p in trained(net))
 
     norms, elements = run(clips=False)
     # Each of two sums of so many squares is off by as many float32 roundings, and a root by half.
@@ -247,11 +228,8 @@ def test_in_native_bfloat16_a_native_operator_sums_squares_once_for_clipping_and
         return invoke(name, *operands, **options)
 
     monkeypatch.setattr(kernels, "invoke", counting)
-    net = nn.Dense(3, in_units=4)
-    net.initialize()
-    amp.autocast(net, "bfloat16")
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
-    amp.init_trainer(trainer, 4)
+    net = autocast_network(initialized(nn.Dense(3, in_units=4)), "bfloat16")
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}), 4)
     norms = []
     for clips in (False, True):
         with autograd.record(), amp.scale_loss(net(mx.nd.ones((2, 4))), trainer) as scaled:
@@ -293,8 +271,7 @@ def test_the_norm_of_a_skipped_step_is_infinite_or_nan(value, device, kvstore, c
 def test_the_norm_is_right_where_squares_leave_float32_and_where_all_gradients_are_zero(
     loss_scale, gradient, clips
 ):
-    weight = one_weight()
-    trainer = weight_trainer(weight, loss_scale, learning_rate=0.0)
+    weight, trainer = scaled_weight(loss_scale, 0.0)
     give_gradient(weight, trainer, gradient)
     if clips:
         assert amp.clip_global_norm(trainer, 1.0, 1) == gradient
@@ -304,8 +281,7 @@ def test_the_norm_is_right_where_squares_leave_float32_and_where_all_gradients_a
 
 
 def test_without_a_loss_scale_there_is_a_norm_only_after_clipping():
-    weight = one_weight()
-    trainer = weight_trainer(weight, "none")
+    weight, trainer = scaled_weight("none")
     for norm in (3, None):
         give_gradient(weight, trainer, 3.0)
         if norm is not None:
@@ -316,8 +292,7 @@ def test_without_a_loss_scale_there_is_a_norm_only_after_clipping():
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_the_norm_after_unscaling_is_divided_by_the_batch_size_only(clips):
-    weight = one_weight()
-    trainer = weight_trainer(weight, 2.0**10)
+    weight, trainer = scaled_weight(2.0**10)
     give_gradient(weight, trainer, 3.0)
     amp.unscale(trainer)
     if clips:
@@ -326,12 +301,8 @@ def test_the_norm_after_unscaling_is_divided_by_the_batch_size_only(clips):
     assert amp.gradient_norm(trainer) == 1.5
 
 
-# --- clipping at the wrong moment ------------------------------------------------------------
-
-
 def test_clipping_without_gradients_or_twice_before_a_step_is_refused_and_the_first_one_counts():
-    weight = one_weight()
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight()
     for steps in (1, 2):
         with pytest.raises(TrainerStateError, match=r"between backward and trainer\.step"):
             amp.clip_global_norm(trainer, 1.0, 1)
@@ -344,8 +315,7 @@ def test_clipping_without_gradients_or_twice_before_a_step_is_refused_and_the_fi
 
 
 def test_clipping_for_another_batch_size_than_the_steps_is_refused_and_changes_nothing():
-    weight = one_weight(ctx=TWO)
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight(ctx=TWO)
     give_gradient(weight, trainer, 3.0)
     amp.clip_global_norm(trainer, 1.5, batch_size=2)
     with pytest.raises(TrainerStateError, match=r"another batch size .* 0\.5 there, 0\.25 here"):
@@ -356,8 +326,7 @@ def test_clipping_for_another_batch_size_than_the_steps_is_refused_and_changes_n
 
 
 def test_clipping_inside_the_kvstore_is_refused():
-    weight = one_weight(ctx=TWO)
-    trainer = weight_trainer(weight, "none", update_on_kvstore=True)
+    weight, trainer = scaled_weight("none", ctx=TWO, update_on_kvstore=True)
     give_gradient(weight, trainer, 3.0)
     with pytest.raises(TrainerStateError, match="create it with update_on_kvstore=False"):
         amp.clip_global_norm(trainer, 1.5, 1)
@@ -372,8 +341,7 @@ def test_clipping_inside_the_kvstore_is_refused():
     ],
 )
 def test_limits_and_batch_sizes_that_are_not_positive_numbers_are_refused(name, value, kind):
-    weight = one_weight()
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight()
     give_gradient(weight, trainer, 3.0)
     with pytest.raises(kind, match=f"{name} must be"):
         amp.clip_global_norm(trainer, **{"max_norm": 1.0, "batch_size": 1, name: value})
@@ -385,22 +353,17 @@ def test_limits_and_batch_sizes_that_are_not_positive_numbers_are_refused(name, 
     ids=["clip_global_norm", "unscale", "unscaled_gradients"],
 )
 def test_gradients_need_a_parameter_that_is_trained(call):
-    weight = one_weight()
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight()
     give_gradient(weight, trainer, 1.0)
     weight.grad_req = "null"
     with pytest.raises(TrainerStateError, match="all are frozen"):
         call(trainer)
 
 
-# --- unscaling -------------------------------------------------------------------------------
-
-
 @each_device_list
 @pytest.mark.parametrize("clips", [None, "before", "after"])
 def test_unscaled_gradients_are_true_and_the_step_divides_by_nothing_more(devices, clips):
-    weight = one_weight(ctx=devices)
-    trainer = weight_trainer(weight, DynamicLossScale(2.0**10, growth_interval=1))
+    weight, trainer = scaled_weight(DynamicLossScale(2.0**10, growth_interval=1), ctx=devices)
     give_gradient(weight, trainer, 3.0 / len(devices))
     if clips == "before":
         assert amp.clip_global_norm(trainer, 1.5, 1) == 3
@@ -418,14 +381,9 @@ def test_unscaled_gradients_are_true_and_the_step_divides_by_nothing_more(device
 
 
 def test_sparse_gradients_are_unscaled_too():
-    net = nn.Embedding(6, 2, sparse_grad=True)
-    net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, 64)
-    with autograd.record():
-        loss = net(mx.nd.array([1, 4])) * mx.nd.array([[1, 2]])
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
+    net = initialized(nn.Embedding(6, 2, sparse_grad=True))
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd"), 64)
+    backward_from(lambda: net(mx.nd.array([1, 4])) * mx.nd.array([[1, 2]]), trainer)
     amp.unscale(trainer)
     expected = np.zeros((6, 2))
     expected[[1, 4]] = [1, 2]
@@ -435,8 +393,7 @@ def test_sparse_gradients_are_unscaled_too():
 
 
 def test_float16_gradients_are_not_unscaled_in_place_but_refused_with_advice():
-    net = make_net("float16")
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net("float16", loss_scale=64)
     backward(net, *next(batches()), trainer)
     before = [p.grad().asnumpy() for p in trained(net)]
     with pytest.raises(PrecisionError, match=r"3 of 5 gradients are float16, which divided by 64"):
@@ -446,8 +403,7 @@ def test_float16_gradients_are_not_unscaled_in_place_but_refused_with_advice():
 
 
 def test_unscaling_twice_or_without_a_scaled_loss_is_refused():
-    weight = one_weight()
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight()
     with pytest.raises(TrainerStateError, match="no loss was scaled since the last step"):
         amp.unscale(trainer)
     give_gradient(weight, trainer, 3.0)
@@ -459,8 +415,7 @@ def test_unscaling_twice_or_without_a_scaled_loss_is_refused():
 
 @pytest.mark.parametrize("call", ["clip_global_norm", "unscale"])
 def test_a_loss_after_clipping_or_unscaling_is_refused_where_gradients_accumulate(call):
-    weight = one_weight(grad_req="add")
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight(grad_req="add")
     give_gradient(weight, trainer, 3.0)
     amp.unscale(trainer) if call == "unscale" else amp.clip_global_norm(trainer, 1.5, 1)
     before = weight.grad().asscalar()
@@ -483,8 +438,7 @@ def test_copies_of_gradients_are_fp32_and_in_true_units_by_name(devices, when):
         assert amp.loss_scale(trainer) == 2.0**17  # of the next step
     copies = amp.unscaled_gradients(trainer)
     assert list(copies) == ["weight"]
-    assert copies["weight"].dtype == np.float32
-    assert copies["weight"].asscalar() == gradient
+    assert (copies["weight"].dtype, copies["weight"].asscalar()) == (np.float32, gradient)
     copies["weight"][:] = 7
     summed = when != "before the step"
     assert weight.grad().asscalar() == 2.0**-10 / (1 if summed else len(devices))
@@ -495,9 +449,7 @@ def test_a_step_after_a_rollback_has_no_factor_of_the_step_that_was_undone(tmp_p
     trainer = weight_trainer(weight, "none")
 
     def step(max_norm=None):
-        with autograd.record():
-            loss = weight.data() * 2
-        loss.backward()
+        backward_from(lambda: weight.data() * 2)
         if max_norm is not None:
             amp.clip_global_norm(trainer, max_norm, 1)
         trainer.step(1)

@@ -12,7 +12,8 @@ from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import autograd, gluon
+from helpers import backward_from, cast_network, initialized
+from mxnet import gluon
 from mxnet.gluon import nn
 
 DEPTH = 12  # more than ten layers: by name, dense10 comes before dense2
@@ -39,10 +40,7 @@ def make_trainer(net, loss_scale, **options):
 
 def step(net, trainer, bad=(), value=math.nan):
     """Do one step; the weights' gradients of the layers in ``bad`` are not finite."""
-    with autograd.record():
-        loss = net(mx.nd.ones((1, 2)) * 2.0**-14).sum()
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
+    backward_from(lambda: net(mx.nd.ones((1, 2)) * 2.0**-14).sum(), trainer)
     for layer in bad:
         net[layer].weight.grad()[-1, -1] = value
     trainer.step(1)
@@ -129,9 +127,7 @@ def test_forward_order_is_that_of_the_calls_and_not_of_the_names_in_a_cast_netwo
         def hybrid_forward(self, F, x):
             return self[0](self[1](x))
 
-    net = Backwards()
-    net.initialize()
-    mpgluon.cast_block(net)
+    net = cast_network(initialized(Backwards()))
     trainer = make_trainer(net, 1, max_consecutive_skips=1)
     with pytest.raises(LossScaleCollapseError, match="that of backwards_b_weight"):
         step(net, trainer, bad=[0, 1])

@@ -34,12 +34,14 @@ from amp_helpers import (
     make_trainer,
     one_weight,
     plain_run,
+    scaled_net,
     scaled_run,
+    scaled_weight,
     spoil,
     weight_trainer,
     weights,
 )
-from helpers import assert_same_bits
+from helpers import assert_same_bits, in_sequence
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -84,12 +86,11 @@ def test_the_control_run_would_notice_a_missing_batch_and_a_missing_division():
     everything = plain_run(make_net())
     without = plain_run(make_net(), leave_out=BAD_BATCH)
     assert not any(np.array_equal(one, other) for one, other in zip(everything, without))
-    net = make_net()
-    trainer = make_trainer(net)
+    net, trainer = scaled_net()
     for images, targets in batches():
         with autograd.record():
             loss = LOSS(net(images), targets) * 2
-        loss.backward()
+        autograd.backward(loss)
         trainer.step(BATCH_SIZE)
     assert not any(np.array_equal(one, other) for one, other in zip(everything, weights(net)))
 
@@ -97,8 +98,7 @@ def test_the_control_run_would_notice_a_missing_batch_and_a_missing_division():
 def test_without_a_loss_scale_an_infinite_gradient_reaches_the_weights_as_in_plain_gluon():
     inject = spoil(2, "weight", math.inf)
     unscaled, scales, skipped = scaled_run(make_net(), NoLossScale(), inject=inject)
-    net = make_net()
-    trainer = make_trainer(net)
+    net, trainer = scaled_net()
     for number, batch in enumerate(batches()):
         backward(net, *batch)
         if number == BAD_BATCH:
@@ -118,8 +118,7 @@ def test_without_a_loss_scale_an_infinite_gradient_reaches_the_weights_as_in_pla
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_an_overflow_on_any_device_skips_the_step_on_all(kvstore, dtype, bad_device, value):
     def run(loss_scale, leave_out=None, inject=False):
-        net = make_net(dtype, TWO)
-        trainer = make_trainer(net, loss_scale=loss_scale, kvstore=kvstore)
+        net, trainer = scaled_net(dtype, ctx=TWO, loss_scale=loss_scale, kvstore=kvstore)
         for number, batch in enumerate(batches()):
             if number == leave_out:
                 continue
@@ -143,8 +142,7 @@ def test_an_overflow_in_accumulated_gradients_discards_that_window_and_no_other(
     dtype, optimizer, value, bad_half
 ):
     def run(loss_scale, windows, bad=None):
-        net = make_net(dtype, grad_req="add")
-        trainer = make_trainer(net, optimizer, loss_scale)
+        net, trainer = scaled_net(dtype, grad_req="add", optimizer=optimizer, loss_scale=loss_scale)
         every = list(batches())
         for window in windows:
             for half in range(2):
@@ -156,8 +154,7 @@ def test_an_overflow_in_accumulated_gradients_discards_that_window_and_no_other(
                 net.collect_params().zero_grad()  # as in plain Gluon
         return weights(net), trainer
 
-    scale = DynamicLossScale(128, growth_interval=1)
-    with_overflow, trainer = run(scale, windows=[0, 1, 2], bad=1)
+    with_overflow, trainer = run(DynamicLossScale(128, growth_interval=1), windows=[0, 1, 2], bad=1)
     assert (amp.skipped_steps(trainer), amp.loss_scale(trainer)) == (1, 256)
     assert_same_bits(with_overflow, run(1, windows=[0, 2])[0])
 
@@ -187,13 +184,11 @@ def test_two_trainers_have_two_scales_and_an_overflow_of_one_leaves_the_other_al
                 if (number, name) in skip and not dynamic:
                     continue
                 with autograd.record():
-                    fakes = generator(images)
-                    scores = discriminator(fakes if name == "generator" else targets)
+                    scores = discriminator(generator(images) if name == "generator" else targets)
                     with amp.scale_loss(scores**2, trainer) as loss:
                         loss.backward()
                 if (number, name) in skip:
-                    layer = nets[name][0]
-                    layer.weight.grad()[0, 0] = math.inf
+                    nets[name][0].weight.grad()[0, 0] = math.inf
                 trainer.step(BATCH_SIZE)
         scales = {name: amp.loss_scale(trainer) for name, trainer in trainers.items()}
         return weights(generator) + weights(discriminator), scales
@@ -233,8 +228,9 @@ def test_an_overflow_in_a_sparse_gradient_leaves_the_weights_of_a_run_without_th
 ):
     def run(loss_scale, leave_out=None, *, bad=False):
         mx.random.seed(0)
-        net = nn.HybridSequential()
-        net.add(nn.Embedding(8, 3, sparse_grad=True), nn.Dense(2, in_units=3, flatten=False))
+        net = in_sequence(
+            nn.Embedding(8, 3, sparse_grad=True), nn.Dense(2, in_units=3, flatten=False)
+        )
         net.initialize(mx.init.Normal(0.5))
         if dtype == "float16":
             cast_block(net, "float16")
@@ -262,14 +258,10 @@ def test_an_overflow_in_a_sparse_gradient_leaves_the_weights_of_a_run_without_th
     assert_same_bits(with_overflow, run(1, leave_out=BAD_BATCH)[0])
 
 
-# --- the division by S -----------------------------------------------------------------------
-
-
 @each_optimizer
 def test_a_rescale_factor_of_the_users_own_is_kept(optimizer):
     def run(loss_scale):
-        net = make_net()
-        trainer = make_trainer(net, optimizer, loss_scale)
+        net, trainer = scaled_net(optimizer=optimizer, loss_scale=loss_scale)
         trainer._scale = 0.5  # as Horovod does to average
         for batch in batches():
             backward(net, *batch, trainer if loss_scale else None)
@@ -296,8 +288,7 @@ def test_a_trainer_with_a_reduction_of_its_own_is_scaled_and_skips_steps():
 
 def test_an_optimizer_that_was_loaded_from_a_file_is_the_one_that_is_rescaled(tmp_path):
     def run(loss_scale):
-        net = make_net()
-        trainer = make_trainer(net, "momentum", loss_scale)
+        net, trainer = scaled_net(optimizer="momentum", loss_scale=loss_scale)
         for number, batch in enumerate(batches()):
             if number == 2:
                 trainer.save_states(str(tmp_path / "trainer.states"))
@@ -310,8 +301,7 @@ def test_an_optimizer_that_was_loaded_from_a_file_is_the_one_that_is_rescaled(tm
 
 
 def test_a_step_without_a_scaled_loss_divides_nothing_and_keeps_the_scale_but_skips_an_overflow():
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=DynamicLossScale(128, growth_interval=1))
+    net, trainer = scaled_net(loss_scale=DynamicLossScale(128, growth_interval=1))
     for batch in batches():
         backward(net, *batch)
         trainer.step(BATCH_SIZE)
@@ -323,9 +313,6 @@ def test_a_step_without_a_scaled_loss_divides_nothing_and_keeps_the_scale_but_sk
     trainer.step(BATCH_SIZE)
     assert_same_bits(weights(net), expected)
     assert amp.step_was_skipped(trainer)
-
-
-# --- scales that a step cannot divide by -----------------------------------------------------
 
 
 @pytest.mark.parametrize("exponent", [118, 123, 126])
@@ -347,8 +334,7 @@ def test_a_dynamic_scale_that_no_step_can_divide_by_shrinks_until_one_can(expone
 
 @pytest.mark.parametrize("exponent", [-140, 124, 126, 500])
 def test_a_static_scale_that_no_step_can_divide_by_is_refused_with_the_range(exponent):
-    weight = one_weight(value=1.0)
-    trainer = weight_trainer(weight, 2.0**exponent)
+    weight, trainer = scaled_weight(2.0**exponent, value=1.0)
     give_gradient(weight, trainer, 0.0)
     message = r"not a normal FP32 number; choose one between 2\*\*"
     with pytest.raises(TrainerStateError, match=message):

@@ -8,6 +8,7 @@ from mpgluon.updates import gluon_trainer
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import initialized, with_loss_scale
 from mxnet import autograd, gluon
 
 FOUR = [mx.cpu(place) for place in range(4)]
@@ -19,8 +20,7 @@ def step(gradients, **options):
     net.initialize(mx.init.Zero(), ctx=FOUR)
     cast_block(net)
     settings = {"learning_rate": 1.0, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", settings, **options)
-    amp.init_trainer(trainer, 1.0)
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", settings, **options), 1.0)
     with autograd.record():
         losses = [
             net(mx.nd.array(row[None], ctx=device, dtype="float16")).astype("float32").sum()
@@ -52,8 +52,7 @@ def test_a_sum_that_overflows_skips_the_step_on_all_devices():
 
 
 def test_a_kvstore_that_compresses_gradients_is_left_alone():
-    net = gluon.nn.Dense(1, in_units=3)
-    net.initialize(ctx=FOUR)
+    net = initialized(gluon.nn.Dense(1, in_units=3), ctx=FOUR)
     compression = {"type": "2bit", "threshold": 0.5}
     trainer = gluon.Trainer(net.collect_params(), "sgd", compression_params=compression)
     gluon_trainer.begin(trainer)

@@ -22,20 +22,19 @@ from amp_helpers import (
     give_gradient,
     make_net,
     make_trainer,
-    one_weight,
     plain_run,
+    scaled_net,
+    scaled_weight,
     two_weights,
-    weight_trainer,
     weights,
 )
-from helpers import assert_same_bits
+from helpers import assert_same_bits, backward_from
 from mxnet import autograd
 
 
 def weights_after_accumulating(some):
     """Return the weights of an FP32 network after one step on all of some batches."""
-    control = make_net(grad_req="add")
-    plain = make_trainer(control)
+    control, plain = scaled_net(grad_req="add")
     for batch in some:
         backward(control, *batch)
     plain.step(len(some) * BATCH_SIZE)
@@ -44,8 +43,7 @@ def weights_after_accumulating(some):
 
 def expected_after(steps, dtype="float32"):
     """Return the weights after some steps with nothing given up."""
-    net = make_net(dtype)
-    trainer = make_trainer(net, loss_scale=1)
+    net, trainer = scaled_net(dtype, loss_scale=1)
     for number, batch in enumerate(batches()):
         if number < steps:
             backward(net, *batch, trainer)
@@ -83,8 +81,7 @@ PLACES = ["before backward", "in the block", "after backward", "after clipping"]
 def test_a_loop_that_was_interrupted_can_simply_run_again(when, dtype, times):
     if (when, dtype) == ("after unscale", "float16"):
         dtype = "float32"  # float16 gradients are not unscaled
-    net = make_net(dtype)
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(dtype, loss_scale=64)
     every = list(batches())
     for _ in range(times):
         interrupt(net, trainer, every[3], when)
@@ -123,8 +120,7 @@ def test_loading_a_checkpoint_drops_the_gradients_of_an_interrupted_step(
 
 @pytest.mark.parametrize("when", ["in the block", "after clipping", "after unscale"])
 def test_gradients_that_an_interrupted_step_has_accumulated_must_be_set_to_zero(when):
-    net = make_net(grad_req="add")
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(grad_req="add", loss_scale=64)
     every = list(batches())
     interrupt(net, trainer, every[3], when)
     for _ in range(2):
@@ -138,8 +134,7 @@ def test_gradients_that_an_interrupted_step_has_accumulated_must_be_set_to_zero(
 
 
 def test_an_exception_before_backward_leaves_what_has_accumulated():
-    net = make_net(grad_req="add")
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(grad_req="add", loss_scale=64)
     every = list(batches())
     backward(net, *every[0], trainer)
     interrupt(net, trainer, every[3], "before backward")
@@ -158,13 +153,9 @@ def test_after_an_interruption_between_the_steps_of_two_trainers_the_next_loss_t
     assert amp.loss_scale(trainers[1]) == 32
 
 
-# --- a scaled loss, and then another one that was not ----------------------------------------
-
-
 @each_dtype
 def test_gradients_of_a_plain_loss_after_a_scaled_one_that_was_given_up_are_not_divided(dtype):
-    net = make_net(dtype)
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(dtype, loss_scale=64)
     every = list(batches())
     backward(net, *every[0], trainer)
     before = weights(net)
@@ -182,8 +173,7 @@ def test_gradients_of_a_plain_loss_after_a_scaled_one_that_was_given_up_are_not_
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_plain_loss_between_two_scaled_ones_is_refused_where_gradients_accumulate(grad_req):
-    net = make_net(grad_req=grad_req)
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(grad_req=grad_req, loss_scale=64)
     every = list(batches())
     backward(net, *every[0], trainer)
     backward(net, *every[1])
@@ -198,8 +188,7 @@ def test_a_plain_loss_between_two_scaled_ones_is_refused_where_gradients_accumul
 
 @pytest.mark.parametrize("kind", ["plain", "scaled after clipping"])
 def test_a_second_loss_that_fills_only_some_gradients_makes_the_step_fail(kind):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(loss_scale=64)
     images, targets = next(batches())
     backward(net, images, targets, trainer)
     features = mx.nd.ones((BATCH_SIZE, 4))
@@ -216,8 +205,7 @@ def test_a_second_loss_that_fills_only_some_gradients_makes_the_step_fail(kind):
 
 @pytest.mark.parametrize("where", ["in the block", "after it"])
 def test_a_step_after_backward_of_the_loss_instead_of_the_scaled_one_is_refused(where):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=64)
+    net, trainer = scaled_net(loss_scale=64)
     images, targets = next(batches())
     with autograd.record():
         loss = LOSS(net(images), targets)
@@ -234,8 +222,7 @@ def test_a_step_after_backward_of_the_loss_instead_of_the_scaled_one_is_refused(
 
 
 def test_a_batch_that_the_block_skips_with_continue_leaves_no_trace():
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=DynamicLossScale(64, growth_interval=1))
+    net, trainer = scaled_net(loss_scale=DynamicLossScale(64, growth_interval=1))
     for number, (images, targets) in enumerate(batches()):
         with autograd.record(), amp.scale_loss(LOSS(net(images), targets), trainer) as scaled:
             if number == BAD_BATCH:
@@ -248,8 +235,7 @@ def test_a_batch_that_the_block_skips_with_continue_leaves_no_trace():
 
 def test_a_scale_may_change_between_backward_passes_that_overwrite_gradients():
     scale = DynamicLossScale(128)
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=scale)
+    net, trainer = scaled_net(loss_scale=scale)
     every = list(batches())
     backward(net, *every[1], trainer)
     scale.update(False)
@@ -260,8 +246,7 @@ def test_a_scale_may_change_between_backward_passes_that_overwrite_gradients():
 
 @pytest.mark.parametrize("scale", ["none", 1])
 def test_without_a_scale_losses_may_mix_as_in_plain_gluon(scale):
-    net = make_net(grad_req="add")
-    trainer = make_trainer(net, loss_scale=scale)
+    net, trainer = scaled_net(grad_req="add", loss_scale=scale)
     every = list(batches())
     backward(net, *every[0], trainer)
     backward(net, *every[1])
@@ -270,22 +255,18 @@ def test_without_a_scale_losses_may_mix_as_in_plain_gluon(scale):
 
 
 def test_a_loss_that_is_not_scaled_is_not_divided_after_a_skipped_step():
-    weight = one_weight(value=1.0)
-    trainer = weight_trainer(weight, DynamicLossScale(1024))
+    weight, trainer = scaled_weight(DynamicLossScale(1024), value=1.0)
     give_gradient(weight, trainer, math.inf)
     trainer.step(1)
     assert amp.step_was_skipped(trainer)
-    with autograd.record():
-        loss = weight.data() * 0.5
-    loss.backward()
+    backward_from(lambda: weight.data() * 0.5)
     trainer.step(1)
     assert weight.data().asscalar() == 0.5
 
 
 def test_every_gradient_counts_as_before_where_backward_comes_after_the_block():
     def train(scale, *, late):
-        net = make_net("float16", grad_req="add")
-        trainer = make_trainer(net, loss_scale=scale)
+        net, trainer = scaled_net("float16", grad_req="add", loss_scale=scale)
         for images, targets in batches():
             net.collect_params().zero_grad()
             for half in (slice(None, 4), slice(4, None)):
@@ -296,8 +277,7 @@ def test_every_gradient_counts_as_before_where_backward_comes_after_the_block():
                             scaled.backward()
                 if late:
                     scaled.backward()
-            norm = amp.clip_global_norm(trainer, 1000.0, BATCH_SIZE)
-            assert 0 < norm < math.inf
+            assert 0 < amp.clip_global_norm(trainer, 1000.0, BATCH_SIZE) < math.inf
             trainer.step(BATCH_SIZE)
         return weights(net)
 

@@ -10,7 +10,8 @@ from mpgluon.kernels.dtypes import cast
 import mxnet as mx
 import numpy as np
 import pytest
-from amp_helpers import DoublingTrainer, one_weight, weight_trainer
+from amp_helpers import DoublingTrainer, one_weight, scaled_weight
+from helpers import backward_from, with_loss_scale
 from mxnet import autograd, gluon
 
 THREE = [mx.cpu(place) for place in range(3)]
@@ -68,22 +69,16 @@ def test_all_devices_make_the_step_of_those_that_have_a_batch(
 
 def test_the_norm_counts_gradients_that_only_one_device_has():
     weights = [one_weight(ctx=THREE, name=name) for name in "ab"]
-    trainer = gluon.Trainer(weights, "sgd", {"learning_rate": 1.0})
-    amp.init_trainer(trainer, 8)
-    with autograd.record():
-        losses = [weights[0].data(THREE[0]) * 3, weights[1].data(THREE[1]) * 4]
-        with amp.scale_loss(losses, trainer) as scaled:
-            autograd.backward(scaled)
+    trainer = with_loss_scale(gluon.Trainer(weights, "sgd", {"learning_rate": 1.0}), 8)
+    backward_from(lambda: [weights[0].data(THREE[0]) * 3, weights[1].data(THREE[1]) * 4], trainer)
     assert amp.clip_global_norm(trainer, 1.0, 1) == 5
     trainer.step(1, ignore_stale_grad=True)
     for device in THREE:
-        values = [weight.data(device).asscalar() for weight in weights]
-        assert values == pytest.approx([-0.6, -0.8])
+        assert [weight.data(device).asscalar() for weight in weights] == pytest.approx([-0.6, -0.8])
 
 
 def test_gluon_refuses_a_stale_gradient_that_it_was_not_told_to_ignore():
-    weight = one_weight(ctx=THREE)
-    trainer = weight_trainer(weight)
+    weight, trainer = scaled_weight(ctx=THREE)
     backward([weight], trainer, STEPS[0])
     trainer.step(1)
     backward([weight], trainer, STEPS[1])
@@ -93,12 +88,10 @@ def test_gluon_refuses_a_stale_gradient_that_it_was_not_told_to_ignore():
 
 
 def test_unscaled_gradients_are_those_of_the_devices_that_have_a_batch():
-    weight = one_weight(ctx=THREE)
-    trainer = weight_trainer(weight, 1024)
+    weight, trainer = scaled_weight(1024, ctx=THREE)
     for gradients in STEPS[:2]:
         backward([weight], trainer, gradients)
-        total = amp.unscaled_gradients(trainer)["weight"].asscalar()
-        assert total == sum(filter(None, gradients))
+        assert amp.unscaled_gradients(trainer)["weight"].asscalar() == sum(filter(None, gradients))
         trainer.step(1, ignore_stale_grad=True)
 
 

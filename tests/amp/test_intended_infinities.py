@@ -10,7 +10,7 @@ from mpgluon import DynamicLossScale, amp
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH
+from helpers import BOTH, backward_from, initialized, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -92,9 +92,7 @@ NETWORKS = Network.__subclasses__()
 
 def trainer_of(net, loss_scale):
     options = {"learning_rate": 0.1, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, loss_scale)
-    return trainer
+    return with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", options), loss_scale)
 
 
 @pytest.mark.sampled(4)
@@ -103,8 +101,7 @@ def trainer_of(net, loss_scale):
 @BOTH
 def test_no_step_is_skipped(kind, way, hybridize):
     mx.random.seed(0)
-    net = kind()
-    net.initialize(mx.init.Xavier())
+    net = initialized(kind(), mx.init.Xavier())
     WAYS[way](net)
     net.hybridize(hybridize)
     trainer = trainer_of(net, DynamicLossScale(2.0**4))
@@ -116,10 +113,7 @@ def test_no_step_is_skipped(kind, way, hybridize):
     labels, loss_fn = mx.nd.arange(8) % 3, gluon.loss.SoftmaxCrossEntropyLoss()
     losses = []
     for _ in range(20):
-        with autograd.record():
-            loss = loss_fn(net(data, mx.nd.array(mask)), labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        loss = backward_from(lambda: loss_fn(net(data, mx.nd.array(mask)), labels), trainer)
         trainer.step(8)
         losses.append(loss.mean().asscalar())
     assert amp.skipped_steps(trainer) == 0
@@ -130,8 +124,7 @@ def test_no_step_is_skipped(kind, way, hybridize):
 @pytest.mark.parametrize("length", [3, 3000], ids=["small loss", "large loss"])
 @pytest.mark.parametrize("way", ["cast", "autocast"])
 def test_a_nan_in_a_loss_skips_the_step_although_its_gradient_is_a_number(way, length, scale):
-    net = nn.Dense(length, in_units=4)
-    net.initialize(mx.init.Xavier())
+    net = initialized(nn.Dense(length, in_units=4), mx.init.Xavier())
     WAYS[way](net)
     trainer = trainer_of(net, scale)
     targets = mx.nd.ones((2, length))
@@ -148,8 +141,7 @@ def test_a_nan_in_a_loss_skips_the_step_although_its_gradient_is_a_number(way, l
 
 
 def test_no_loss_scale_leaves_gradients_as_they_are_in_gluon():
-    net = nn.Dense(3, in_units=4)
-    net.initialize(mx.init.Xavier())
+    net = initialized(nn.Dense(3, in_units=4), mx.init.Xavier())
     trainer = trainer_of(net, "none")
     targets = mx.nd.array([[np.nan, 1, 1], [1, 1, 1]])
     gradients = []

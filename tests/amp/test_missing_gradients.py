@@ -7,7 +7,7 @@ import logging
 from mpgluon import amp
 
 import pytest
-from amp_helpers import BATCH_SIZE, LOSS, backward, batches, make_net, make_trainer
+from amp_helpers import BATCH_SIZE, LOSS, backward, batches, make_net, make_trainer, scaled_net
 from mxnet import autograd
 
 STALE = "has not been updated by backward"
@@ -50,8 +50,7 @@ def nothing(net, trainer, images, targets):
 def test_a_first_step_without_gradients_warns_once_before_gluon_refuses(
     mistake, loss_scale, messages
 ):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=loss_scale)
+    net, trainer = scaled_net(loss_scale=loss_scale)
     batch = next(batches())
     mistake(net, trainer, *batch)
     with pytest.raises(UserWarning, match=STALE):
@@ -68,8 +67,7 @@ def test_a_first_step_without_gradients_warns_once_before_gluon_refuses(
 
 @each_scale
 def test_a_later_step_without_gradients_does_not_warn(loss_scale, messages):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=loss_scale)
+    net, trainer = scaled_net(loss_scale=loss_scale)
     backward(net, *next(batches()), trainer)
     trainer.step(BATCH_SIZE)
     with pytest.raises(UserWarning, match=STALE):
@@ -78,15 +76,12 @@ def test_a_later_step_without_gradients_does_not_warn(loss_scale, messages):
 
 
 def test_a_step_that_ignores_stale_gradients_goes_on(messages):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=128)
-    trainer.step(BATCH_SIZE, ignore_stale_grad=True)
+    make_trainer(make_net(), loss_scale=128).step(BATCH_SIZE, ignore_stale_grad=True)
     assert [message.startswith(NONE) for message in messages()] == [True]
 
 
 def test_a_gradient_of_a_loss_that_was_not_scaled_is_another_mistake(messages):
-    net = make_net()
-    trainer = make_trainer(net, loss_scale=128)
+    net, trainer = scaled_net(loss_scale=128)
     backward(net, *next(batches()))
     trainer.step(BATCH_SIZE)
     assert [message.startswith(UNSCALED) for message in messages()] == [True]

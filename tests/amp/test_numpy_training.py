@@ -19,7 +19,14 @@ from mpgluon.trainer import networks
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, assert_same_bits, gradients_of, parameters_of
+from helpers import (
+    BOTH,
+    assert_same_bits,
+    backward_from,
+    gradients_of,
+    parameters_of,
+    with_loss_scale,
+)
 from interfaces import images_of, in_both, interface, made
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator
@@ -54,10 +61,7 @@ def step(net, trainer, array, seed, *, devices=None, factor=1):
     pairs = [(images, labels)]
     if devices is not None:
         pairs = zip(*(gluon.utils.split_and_load(one, devices) for one in (images, labels)))
-    with autograd.record():
-        losses = [LOSS(net(image), label) * factor for image, label in pairs]
-        with amp.scale_loss(losses, trainer) as scaled:
-            autograd.backward(scaled)
+    backward_from(lambda: [LOSS(net(image), label) * factor for image, label in pairs], trainer)
 
 
 @CASTS
@@ -106,9 +110,7 @@ def prepared(net):
 
 def initialized_by_contrib_amp(net):
     contrib_amp.init()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", OPTIONS)
-    amp.init_trainer(trainer)
-    return trainer
+    return with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", OPTIONS))
 
 
 @pytest.mark.parametrize("begin", [prepared, initialized_by_contrib_amp])
@@ -134,7 +136,7 @@ def test_a_loop_with_masters_by_hand_trains_to_the_same_bits():
         for number in range(2):
             with autograd.record():
                 loss = LOSS(net(images_of(array, number)), labels_of(array)) * 128
-            loss.backward()
+            autograd.backward(loss)
             model_grads_to_master_grads(model_params, master_params)
             trainer.step(4 * 128)
             master_params_to_model_params(model_params, master_params)

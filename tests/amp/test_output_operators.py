@@ -11,7 +11,7 @@ import gluoncv.loss
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, assert_same_bits, in_sequence
+from helpers import BOTH, assert_same_bits, in_sequence, initialized, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -71,9 +71,7 @@ def make_net(kind="float32", hybridize=False):
 
 def trainer_of(net, loss_scale=64, **options):
     options = {"learning_rate": 0.1, "multi_precision": True, **options}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, loss_scale)
-    return trainer
+    return with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", options), loss_scale)
 
 
 def backward(loss, trainer):
@@ -149,9 +147,6 @@ def test_a_refused_loss_leaves_no_trace_and_a_later_loss_is_searched_too():
         trainer.step(4)
 
 
-# --- in hybridized blocks --------------------------------------------------------------------
-
-
 class Output(gluon.HybridBlock):
     """A loss without parameters."""
 
@@ -222,8 +217,7 @@ def test_a_hybridized_loss_of_two_operators_is_part_of_the_recorded_graph_or_ref
 
 def test_hybridized_blocks_that_are_not_part_of_the_loss_are_ignored():
     gc.collect()  # blocks of earlier tests: those without parameters look alike
-    elsewhere = WithHead()
-    elsewhere.initialize()
+    elsewhere = initialized(WithHead())
     three_inputs = Output(lambda F, x, labels: F.SoftmaxOutput(x, labels[0]) * labels[1])
     for block in (elsewhere, three_inputs):
         block.hybridize()
@@ -295,9 +289,6 @@ def test_every_device_and_every_trainer_has_its_share():
     assert_same_bits(run(1024), run("none"))
 
 
-# --- gluoncv's segmentation losses -----------------------------------------------------------
-
-
 class Segmentation(gluon.HybridBlock):
     """Two outputs with a class for each pixel, as FCN, PSPNet and DeepLab have in training."""
 
@@ -321,8 +312,7 @@ def test_segmentation_with_gluoncvs_own_loss_trains_as_in_fp32(size_average, kin
     def run(kind, loss_scale, *, hybridize):
         mx.random.seed(0)
         np.random.seed(0)
-        net = Segmentation()
-        net.initialize(mx.init.Xavier())
+        net = initialized(Segmentation(), mx.init.Xavier())
         convert(net, kind).hybridize(hybridize)
         trainer = trainer_of(net, loss_scale, learning_rate=2.0**-5)
         loss_fn = gluoncv.loss.MixSoftmaxCrossEntropyLoss(

@@ -23,10 +23,19 @@ from amp_helpers import (
     batches,
     make_net,
     make_trainer,
+    scaled_net,
     spoil,
     weights,
 )
-from helpers import BOTH, STATIC, assert_same_bits, in_sequence
+from helpers import (
+    BOTH,
+    STATIC,
+    assert_same_bits,
+    backward_from,
+    in_sequence,
+    initialized,
+    with_loss_scale,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -85,8 +94,7 @@ def test_an_overflow_in_the_forward_pass_leaves_the_statistics_of_a_run_without_
 
 
 def test_an_overflow_of_gradients_alone_does_not_take_the_batch_out_of_the_statistics():
-    net = make_net("float16")
-    trainer = make_trainer(net, loss_scale=128)
+    net, trainer = scaled_net("float16", loss_scale=128)
     for number, batch in enumerate(batches()):
         backward(net, *batch, trainer)
         if number == BAD_BATCH:
@@ -103,8 +111,7 @@ def test_an_overflow_of_gradients_alone_does_not_take_the_batch_out_of_the_stati
 
 @pytest.mark.parametrize("overflows", [0, 1, 2])
 def test_an_overflow_in_one_of_the_batches_of_a_step_undoes_them_all(overflows):
-    net = make_net("float16", grad_req="add")
-    trainer = make_trainer(net, loss_scale=128)
+    net, trainer = scaled_net("float16", grad_req="add", loss_scale=128)
     (images, targets), *_ = batches()
     for bad in (None, overflows):
         before = statistics_of(net)
@@ -134,16 +141,14 @@ def test_only_the_statistics_of_the_device_that_overflowed_go_back():
 
 
 def test_a_checkpoint_after_such_a_step_is_finite_and_the_run_goes_on_from_it(tmp_path, caplog):
-    net = make_net("float16")
-    trainer = make_trainer(net, loss_scale=DynamicLossScale(128))
+    net, trainer = scaled_net("float16", loss_scale=DynamicLossScale(128))
     train(net, trainer, bad=3)
     path = tmp_path / "after.npz"
     with caplog.at_level(logging.WARNING):
         save_checkpoint(path, net, trainer)
         assert all_finite(read_parameters(path).values())
     assert not caplog.records
-    resumed = make_net("float16")
-    resumed_trainer = make_trainer(resumed, loss_scale=DynamicLossScale(128))
+    resumed, resumed_trainer = scaled_net("float16", loss_scale=DynamicLossScale(128))
     load_checkpoint(path, resumed, resumed_trainer)
     for one, its_trainer in ((net, trainer), (resumed, resumed_trainer)):
         train(one, its_trainer, bad=1)
@@ -152,8 +157,7 @@ def test_a_checkpoint_after_such_a_step_is_finite_and_the_run_goes_on_from_it(tm
 
 
 def test_statistics_that_were_set_between_two_steps_are_those_that_come_back():
-    net = make_net("float16")
-    trainer = make_trainer(net, loss_scale=128)
+    net, trainer = scaled_net("float16", loss_scale=128)
     train(net, trainer)
     for parameter in net[1].collect_params(".*running").values():
         parameter.set_data(mx.nd.full(parameter.shape, 7))
@@ -177,7 +181,7 @@ def test_statistics_of_a_network_that_only_passes_gradients_on_go_back_too():
         with autograd.record():
             loss = LOSS(discriminator(generator(images) * factor), targets)
             with amp.scale_loss(loss, trainers[0]) as scaled:
-                scaled.backward()
+                autograd.backward(scaled)
         trainers[0].step(BATCH_SIZE)
     assert amp.step_was_skipped(trainers[0])
     assert_same_bits(statistics_of(discriminator), before)
@@ -253,10 +257,8 @@ def test_a_statistic_that_is_infinite_from_the_beginning_stays_and_the_others_go
 
 
 def test_statistics_of_a_network_with_deferred_shapes_go_back_too():
-    net = in_sequence(nn.Dense(4), nn.BatchNorm(), nn.Dense(2))
-    net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, 128)
+    net = initialized(in_sequence(nn.Dense(4), nn.BatchNorm(), nn.Dense(2)))
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd"), 128)
     train(net, trainer, bad=0, factor=math.inf)
     assert all_finite(statistics_of(net))
 
@@ -268,18 +270,14 @@ def test_statistics_that_a_forward_pass_has_ruined_skip_the_step_of_a_finite_los
     """As on a GPU, where a forward pass writes them; here a CPU takes its place."""
     look = KeptStatistics.nan_where_ruined
     monkeypatch.setattr(KeptStatistics, "nan_where_ruined", lambda self: look(self, "cpu"))
-    net = make_net("float16")
-    trainer = make_trainer(net, "sgd", DynamicLossScale(2.0**8))
+    net, trainer = scaled_net("float16", optimizer="sgd", loss_scale=DynamicLossScale(2.0**8))
     images, targets = next(iter(batches()))
     mean = next(p for name, p in net.collect_params().items() if name.endswith("running_mean"))
     for bad in (False, True, False):
         before = weights(net)
         if bad:
             mean.data()[:1] = np.nan
-        with autograd.record():
-            loss = LOSS(net(images), targets).astype(dtype)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        loss = backward_from(lambda: LOSS(net(images), targets).astype(dtype), trainer)
         trainer.step(BATCH_SIZE)
         assert np.isfinite(loss.asnumpy()).all()
         assert amp.step_was_skipped(trainer) is bad

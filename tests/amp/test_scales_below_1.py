@@ -6,7 +6,7 @@ from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
 
 import mxnet as mx
 import pytest
-from helpers import BOTH, WAYS, in_sequence
+from helpers import BOTH, WAYS, in_sequence, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -20,8 +20,7 @@ each_way = pytest.mark.parametrize("way", ["cast float16", "autocast float16"])
 
 def train(way, hybridize, loss_scale, steps, reduce=mx.nd.sum):
     """Train a weight of 1 that multiplies pixels of 1, and return it and its Trainer."""
-    net = in_sequence(nn.Conv2D(1, 1, in_channels=1, use_bias=False))
-    net.initialize(mx.init.One())
+    net = initialized(in_sequence(nn.Conv2D(1, 1, in_channels=1, use_bias=False)), mx.init.One())
     if way is not None:
         WAYS[way](net)
     net.hybridize(hybridize)
@@ -45,8 +44,7 @@ def test_a_loss_summed_over_many_pixels_needs_a_scale_below_1(way, hybridize):
         train(way, hybridize, DynamicLossScale(1.0), steps=3)
     # 2**17 and 2**16 are infinite in float16; the third step is made.
     weight, trainer = train(way, hybridize, DynamicLossScale(1.0, min_scale=2.0**-10), steps=3)
-    assert amp.skipped_steps(trainer) == 2
-    assert amp.loss_scale(trainer) == 2.0**-2
+    assert (amp.skipped_steps(trainer), amp.loss_scale(trainer)) == (2, 2.0**-2)
     assert weight == 1 - LEARNING_RATE * GRADIENT / IMAGES
     assert weight == train(None, hybridize, "none", steps=1)[0]
 

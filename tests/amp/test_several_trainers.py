@@ -29,12 +29,13 @@ from amp_helpers import (
     make_net,
     make_trainer,
     one_weight,
+    scaled_net,
     trained,
     two_weights,
     weight_trainer,
     weights,
 )
-from helpers import assert_same_bits
+from helpers import assert_same_bits, backward_from
 from mxnet import autograd, gluon
 
 
@@ -78,9 +79,6 @@ def run(dtype, scales, *, bad=None, leave_out=None, kvstore="device", devices=ON
             trainer.step(BATCH_SIZE)
         history.append([(amp.step_was_skipped(t), amp.loss_scale(t)) for t in trainers])
     return weights(net), history, trainers
-
-
-# --- one loss, two Trainers ------------------------------------------------------------------
 
 
 @pytest.mark.sampled(4)
@@ -201,9 +199,6 @@ def test_checkpoints_of_both_trainers_bring_back_the_shared_scale(tmp_path):
     assert resumed[1] == whole[1] == [2048, 2048]
 
 
-# --- what is refused -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("scales", "message"),
     [
@@ -306,10 +301,7 @@ def test_a_step_raises_where_the_scaled_loss_of_another_trainer_has_overwritten_
     net = make_net()
     first, second = trainers_of(net, (8, 64))
     images, targets = next(batches())
-    with autograd.record():
-        loss = LOSS(net[2](net[1](net[0](images)).detach()), targets)
-        with amp.scale_loss(loss, second) as scaled:
-            scaled.backward()
+    backward_from(lambda: LOSS(net[2](net[1](net[0](images)).detach()), targets), second)
     backward(net, images, targets, first)  # through the second's layers
     with pytest.raises(TrainerStateError, match="name every Trainer that steps"):
         second.step(BATCH_SIZE)
@@ -365,8 +357,7 @@ def test_scaling_a_loss_again_is_refused(passed):
 def test_threads_may_scale_losses_of_one_trainer_at_once():
     # gluoncv's detection scripts: one thread for each device.
     def train(scale, *, threads):
-        net = make_net("float16", TWO)
-        trainer = make_trainer(net, loss_scale=scale)
+        net, trainer = scaled_net("float16", ctx=TWO, loss_scale=scale)
         for batch in batches():
             pairs = zip(*(gluon.utils.split_and_load(one, TWO) for one in batch))
             meet = threading.Barrier(2)
@@ -388,9 +379,6 @@ def test_threads_may_scale_losses_of_one_trainer_at_once():
         return weights(net)
 
     assert_same_bits(train(64, threads=True), train(1, threads=False))
-
-
-# --- one loss scale, several losses ----------------------------------------------------------
 
 
 def separate(shared_by, batches_with_overflow=(), order=(0, 1)):
@@ -418,8 +406,7 @@ def test_a_loss_scale_of_two_trainers_with_a_loss_each_advances_once_per_iterati
 def test_an_overflow_of_one_of_them_skips_its_own_step_and_shrinks_the_scale_once(place):
     scales, values, skipped = separate(DynamicLossScale(8, growth_interval=1), [(1, place)])
     assert scales == [16, 8, 16, 32]
-    assert values[place] == 0.8125
-    assert values[1 - place] == 0.75
+    assert (values[place], values[1 - place]) == (0.8125, 0.75)
     assert skipped[place] == 1
     assert sum(skipped) == 1
 

@@ -11,7 +11,7 @@ from mpgluon.diagnostics import Batch, OverflowLocator, locate_overflow
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, STATIC, in_sequence
+from helpers import BOTH, STATIC, in_sequence, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -46,8 +46,7 @@ def make(how="cast", hybridize=False, ctx=None):
 
 def trainer_of(net, loss_scale=16.0, **options):
     parameters = net if isinstance(net, list) else net.collect_params()
-    arguments = {"learning_rate": 2.0**-10, "multi_precision": True}
-    trainer = gluon.Trainer(parameters, "sgd", arguments)
+    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 2.0**-10, "multi_precision": True})
     amp.init_trainer(trainer, loss_scale, **options)
     return trainer
 
@@ -56,8 +55,7 @@ def step(net, trainer, factor=1.0):
     data = np.random.default_rng(0).standard_normal((4, 3, 8, 8))
     loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
     with autograd.record():
-        loss = loss_fn(net(mx.nd.array(data * factor)), mx.nd.arange(4) % 5)
-        backward(loss, trainer)
+        backward(loss_fn(net(mx.nd.array(data * factor)), mx.nd.arange(4) % 5), trainer)
     trainer.step(4)
 
 
@@ -111,8 +109,7 @@ class Logarithm(nn.HybridBlock):
 @BOTH
 def test_a_product_with_a_number_that_overflows_is_named(how, hybridize):
     first, last = nn.Dense(8, in_units=3 * 8 * 8), nn.Dense(5, in_units=8)
-    net = in_sequence(first, Times(prefix="times_"), last)
-    net.initialize(mx.init.Xavier())
+    net = initialized(in_sequence(first, Times(prefix="times_"), last), mx.init.Xavier())
     CASTS[how](net)
     net.hybridize(hybridize)
     trainer = trainer_of(net)
@@ -219,8 +216,7 @@ def test_each_device_has_its_own_flags():
 
 @BOTH
 def test_results_that_become_zero_are_counted_if_asked_for(hybridize):
-    net = nn.Dense(4, in_units=4, use_bias=False, prefix="layer_")
-    net.initialize(mx.init.One())
+    net = initialized(nn.Dense(4, in_units=4, use_bias=False, prefix="layer_"), mx.init.One())
     mpgluon.cast_block(net)
     net.hybridize(hybridize)
     for counts in (False, True):

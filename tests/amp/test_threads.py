@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from amp_helpers import BATCH_SIZE, LOSS, batches, make_net, make_trainer, weights
-from helpers import assert_same_bits
+from helpers import assert_same_bits, in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -41,8 +41,7 @@ def run_in_threads(*works):
 
 def make(seed, kind, hybridize):
     rng = np.random.default_rng(seed)
-    net = nn.HybridSequential()
-    net.add(
+    net = in_sequence(
         *(nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Activation("relu")),
         *(nn.Dense(16, in_units=64), nn.Dense(5, in_units=16)),
     )
@@ -121,10 +120,7 @@ def test_another_threads_first_step_is_its_own_although_a_loss_is_being_scaled_h
     with ThreadPoolExecutor(1) as pool:
         if backward_there == "before the block":
             pool.submit(backward, there, trainer_there).result(60)
-        with (
-            autograd.record(),
-            amp.scale_loss(LOSS(here(images), targets), trainer_here) as scaled,
-        ):
+        with autograd.record(), amp.scale_loss(LOSS(here(images), targets), trainer_here) as scaled:
             if backward_there == "inside the block":
                 pool.submit(backward, there, trainer_there).result(60)
             scaled.backward()

@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from amp_helpers import ONE, each_device_list
-from helpers import assert_same_bits
+from helpers import assert_same_bits, initialized, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SparseEmbedding
@@ -71,9 +71,6 @@ def test_dense_weights_with_sparse_gradients_train_with_one_as_the_message_says(
     np.testing.assert_array_equal(ours, expected)
 
 
-# --- second derivatives ----------------------------------------------------------------------
-
-
 class Critic(gluon.HybridBlock):
     """A network of operators that MXNet can differentiate twice."""
 
@@ -99,8 +96,7 @@ def penalized(prepare, loss_scale=None, *, hybridize=False, weight=1):
     """Take two steps with a gradient penalty, and return the weights."""
     mx.random.seed(0)
     np.random.seed(0)
-    net = Critic()
-    net.initialize(mx.init.Normal(1))
+    net = initialized(Critic(), mx.init.Normal(1))
     prepare(net)
     net.hybridize(hybridize)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
@@ -163,10 +159,8 @@ def test_a_gradient_penalty_through_16_bits_is_right_where_it_is_not_refused(how
 
 
 def test_an_operator_with_a_gradient_of_its_own_added_to_a_penalty_is_refused():
-    net = Critic()
-    net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, 64)
+    net = initialized(Critic())
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd"), 64)
     with autograd.record():
         scores, loss = penalty(net, mx.nd.ones((5, 3)))
         loss = loss + mx.nd.SoftmaxOutput(scores, mx.nd.zeros(5)).sum(axis=1)

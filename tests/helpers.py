@@ -45,13 +45,13 @@ def initialized(net: gluon.Block, *arguments, **options) -> gluon.Block:
     return net
 
 
-def cast_network(net: gluon.Block, *arguments, **options) -> gluon.Block:
+def cast_net(net: gluon.Block, *arguments, **options) -> gluon.Block:
     """Cast a network with ``mpgluon.cast_block``, and return it."""
     mpgluon.cast_block(net, *arguments, **options)
     return net
 
 
-def autocast_network(net: gluon.Block, *arguments, **options) -> gluon.Block:
+def autocast_net(net: gluon.Block, *arguments, **options) -> gluon.Block:
     """Cast what a network computes with ``amp.autocast``, and return it."""
     amp.autocast(net, *arguments, **options)
     return net

@@ -32,7 +32,7 @@ from amp_helpers import (
     weight_trainer,
     weights,
 )
-from helpers import assert_same_bits, autocast_network, backward_from, initialized, with_loss_scale
+from helpers import assert_same_bits, autocast_net, backward_from, initialized, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -228,7 +228,7 @@ def test_in_native_bfloat16_a_native_operator_sums_squares_once_for_clipping_and
         return invoke(name, *operands, **options)
 
     monkeypatch.setattr(kernels, "invoke", counting)
-    net = autocast_network(initialized(nn.Dense(3, in_units=4)), "bfloat16")
+    net = autocast_net(initialized(nn.Dense(3, in_units=4)), "bfloat16")
     trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}), 4)
     norms = []
     for clips in (False, True):

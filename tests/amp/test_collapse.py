@@ -12,7 +12,7 @@ from mpgluon import DynamicLossScale, LossScaleCollapseError, amp
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import backward_from, cast_network, initialized
+from helpers import backward_from, cast_net, initialized
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -127,7 +127,7 @@ def test_forward_order_is_that_of_the_calls_and_not_of_the_names_in_a_cast_netwo
         def hybrid_forward(self, F, x):
             return self[0](self[1](x))
 
-    net = cast_network(initialized(Backwards()))
+    net = cast_net(initialized(Backwards()))
     trainer = make_trainer(net, 1, max_consecutive_skips=1)
     with pytest.raises(LossScaleCollapseError, match="that of backwards_b_weight"):
         step(net, trainer, bad=[0, 1])

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import math
 
-from mpgluon import (
-    DynamicLossScale,
-    NoLossScale,
-    StaticLossScale,
-    TrainerStateError,
-    amp,
-    cast_block,
-)
+from mpgluon import DynamicLossScale, StaticLossScale, TrainerStateError, amp, cast_block
 
 import mxnet as mx
 import numpy as np
@@ -97,7 +90,7 @@ def test_the_control_run_would_notice_a_missing_batch_and_a_missing_division():
 
 def test_without_a_loss_scale_an_infinite_gradient_reaches_the_weights_as_in_plain_gluon():
     inject = spoil(2, "weight", math.inf)
-    unscaled, scales, skipped = scaled_run(make_net(), NoLossScale(), inject=inject)
+    unscaled, scales, skipped = scaled_run(make_net(), "none", inject=inject)
     net, trainer = scaled_net()
     for number, batch in enumerate(batches()):
         backward(net, *batch)

@@ -19,14 +19,7 @@ from mpgluon.trainer import networks
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import (
-    BOTH,
-    assert_same_bits,
-    backward_from,
-    gradients_of,
-    parameters_of,
-    with_loss_scale,
-)
+from helpers import BOTH, assert_same_bits, backward_from, gradients_of, parameters_of
 from interfaces import images_of, in_both, interface, made
 from mxnet import autograd, gluon
 from mxnet.gluon.contrib.estimator import Estimator
@@ -110,7 +103,9 @@ def prepared(net):
 
 def initialized_by_contrib_amp(net):
     contrib_amp.init()
-    return with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", OPTIONS))
+    trainer = gluon.Trainer(net.collect_params(), "sgd", OPTIONS)
+    amp.init_trainer(trainer)
+    return trainer
 
 
 @pytest.mark.parametrize("begin", [prepared, initialized_by_contrib_amp])

@@ -27,15 +27,7 @@ from amp_helpers import (
     spoil,
     weights,
 )
-from helpers import (
-    BOTH,
-    STATIC,
-    assert_same_bits,
-    backward_from,
-    in_sequence,
-    initialized,
-    with_loss_scale,
-)
+from helpers import BOTH, STATIC, assert_same_bits, backward_from, in_sequence, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -258,7 +250,8 @@ def test_a_statistic_that_is_infinite_from_the_beginning_stays_and_the_others_go
 
 def test_statistics_of_a_network_with_deferred_shapes_go_back_too():
     net = initialized(in_sequence(nn.Dense(4), nn.BatchNorm(), nn.Dense(2)))
-    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd"), 128)
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, 128)
     train(net, trainer, bad=0, factor=math.inf)
     assert all_finite(statistics_of(net))
 

@@ -267,8 +267,7 @@ def test_products_of_small_integers_are_the_exact_sums_rounded_once(case, fmt):
 def test_sums_go_on_where_a_16_bit_accumulator_would_stand_still(fmt):
     # 16-bit numbers from 4096 on lie `spacing` apart: adding ones one at a time stops long
     # before that, and even from 4096 a further one would be lost.
-    spacing = int(4096 * fmt.epsilon)
-    n = 4096 + spacing
+    n = 4096 + int(4096 * fmt.epsilon)
     in_16_bits = np.float64(0)
     for _ in range(n):
         in_16_bits = round_to(in_16_bits + 1, fmt)
@@ -290,8 +289,7 @@ def test_fp32_operands_of_a_product_are_rounded_before_and_not_only_after():
     # 1 + 2**-11 is halfway between two float16 numbers and goes to 1, the even one.
     halfway = mx.nd.array([[1 + 2.0**-11] * 3])
     product = operators_of(FLOAT16).FullyConnected(halfway, halfway, no_bias=True, num_hidden=1)
-    assert product.dtype == np.float16
-    assert product.asnumpy().item() == 3
+    assert (product.dtype, product.asnumpy().item()) == (np.float16, 3)
 
 
 def test_float16_products_overflow_where_float16_ends_and_not_before():

@@ -7,7 +7,17 @@ from mpgluon import BFLOAT16, FLOAT16, Policy, PrecisionError, amp, round_to
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, STATIC, assert_same_bits, gradients_of, in_sequence, parameters_of
+from helpers import (
+    BOTH,
+    STATIC,
+    assert_same_bits,
+    autocast_net,
+    backward_from,
+    gradients_of,
+    in_sequence,
+    initialized,
+    parameters_of,
+)
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -15,8 +25,7 @@ FORMATS = pytest.mark.parametrize("fmt", [FLOAT16, BFLOAT16], ids=str)
 
 
 def dense(values):
-    net = nn.Dense(1, in_units=len(values), use_bias=False)
-    net.initialize()
+    net = initialized(nn.Dense(1, in_units=len(values), use_bias=False))
     net.weight.set_data(mx.nd.array([values]))
     return net
 
@@ -43,12 +52,9 @@ def test_weights_and_data_are_rounded_where_they_are_used_and_nowhere_else(fmt, 
 
 @FORMATS
 def test_a_gradient_is_rounded_to_the_compute_format_and_held_in_fp32(fmt):
-    net = dense(np.linspace(-1, 1, 64).tolist())
-    amp.autocast(net, fmt.name)
+    net = autocast_net(dense(np.linspace(-1, 1, 64).tolist()), fmt.name)
     data = mx.nd.random.normal(shape=(5, 64))
-    with autograd.record():
-        result = net(data)
-    result.backward()
+    backward_from(lambda: net(data))
     gradient = net.weight.grad().asnumpy()
     assert gradient.dtype == np.float32
     assert np.array_equal(gradient, round_to(gradient, fmt))
@@ -56,21 +62,17 @@ def test_a_gradient_is_rounded_to_the_compute_format_and_held_in_fp32(fmt):
 
 @FORMATS
 def test_small_updates_are_not_lost_as_the_parameters_are_their_own_masters(fmt):
-    net = dense([1.0])
-    amp.autocast(net, fmt.name)
+    net = autocast_net(dense([1.0]), fmt.name)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 2.0**-12})
     for _ in range(8):
-        with autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-        loss.backward()
+        backward_from(lambda: net(mx.nd.ones((1, 1))))
         trainer.step(1)
     assert net.weight.data().asscalar() == 1 - 8 * 2.0**-12
 
 
 @BOTH
 def test_a_policy_may_ask_for_a_float16_result(hybridize):
-    net = dense([1.0, 2.0])
-    amp.autocast(net, Policy("float32", "float16", "float16"))
+    net = autocast_net(dense([1.0, 2.0]), Policy("float32", "float16", "float16"))
     net.hybridize(hybridize)
     assert net(mx.nd.ones((1, 2))).dtype == np.float16
 
@@ -93,11 +95,9 @@ def test_autocast_without_a_network_says_what_it_takes(habit):
 @FORMATS
 @BOTH
 def test_a_kept_block_computes_in_fp32(fmt, hybridize):
-    net = in_sequence(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
-    net.initialize()
+    net = initialized(in_sequence(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4)))
     data = mx.nd.random.normal(shape=(2, 3))
-    report = amp.autocast(net, fmt.name, keep_fp32=(net[1],))
-    assert report.kept_fp32 == (net[1].name,)
+    assert amp.autocast(net, fmt.name, keep_fp32=(net[1],)).kept_fp32 == (net[1].name,)
     net.hybridize(hybridize)
     result, hidden = net(data).asnumpy(), net[0](data).astype("float32")
     amp.restore(net)
@@ -109,8 +109,7 @@ def test_a_kept_block_computes_in_fp32(fmt, hybridize):
 def test_convolutions_take_bfloat16_after_inference_in_fp32(groups, hybridize):
     # oneDNN has reordered the weights by then, depthwise ones in a way from which it finds none to
     # bfloat16.
-    net = in_sequence(nn.Conv2D(32, 3, groups=groups, in_channels=32), nn.Dense(2))
-    net.initialize()
+    net = initialized(in_sequence(nn.Conv2D(32, 3, groups=groups, in_channels=32), nn.Dense(2)))
     images = mx.nd.random.normal(shape=(2, 32, 8, 8))
     net.hybridize(hybridize, **STATIC)
     net(images).wait_to_read()
@@ -121,15 +120,10 @@ def test_convolutions_take_bfloat16_after_inference_in_fp32(groups, hybridize):
 
 
 def test_a_sparse_gradient_stays_sparse():
-    net = nn.Embedding(50, 4, sparse_grad=True)
-    net.initialize()
-    amp.autocast(net)
-    with autograd.record():
-        total = net(mx.nd.array([3, 7, 7])).sum()
-    total.backward()
+    net = autocast_net(initialized(nn.Embedding(50, 4, sparse_grad=True)))
+    backward_from(lambda: net(mx.nd.array([3, 7, 7])).sum())
     gradient = net.weight.grad()
-    assert gradient.stype == "row_sparse"
-    assert gradient.indices.asnumpy().tolist() == [3, 7]
+    assert (gradient.stype, gradient.indices.asnumpy().tolist()) == ("row_sparse", [3, 7])
     assert gradient.data.asnumpy().tolist() == [[1] * 4, [2] * 4]
 
 
@@ -146,17 +140,14 @@ def test_a_sparse_parameter_may_be_there():
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_gradients_add_up_over_batches_with_grad_req_add(fmt, hybridize, when):
     # oneDNN's own gradient of a cast to bfloat16 would leave the sum at zero.
-    net = dense([1.0, 2.0])
-    amp.autocast(net, fmt.name)
+    net = autocast_net(dense([1.0, 2.0]), fmt.name)
     net.hybridize(hybridize, **STATIC)
     if when == "after":  # a graph has been traced
         with autograd.record():
             net(mx.nd.ones((1, 2)))
     net.collect_params().setattr("grad_req", "add")
     for _ in range(3):
-        with autograd.record():
-            result = net(mx.nd.ones((1, 2)))
-        result.backward()
+        backward_from(lambda: net(mx.nd.ones((1, 2))))
     assert gradients_of(net)["weight"].tolist() == [[3, 3]]
 
 
@@ -164,10 +155,7 @@ def test_gradients_add_up_over_batches_with_grad_req_add(fmt, hybridize, when):
 @BOTH
 @pytest.mark.parametrize("calls", [2, 7, 8, 12])  # MXNet adds 8 and more gradients in another way
 def test_a_network_that_is_called_many_times_gets_the_gradient_of_every_call(fmt, hybridize, calls):
-    net = dense([1.0, 2.0])
-    amp.autocast(net, fmt.name)
+    net = autocast_net(dense([1.0, 2.0]), fmt.name)
     net.hybridize(hybridize, **STATIC)
-    with autograd.record():
-        result = sum(net(mx.nd.ones((1, 2))) for _ in range(calls))
-    result.backward()
+    backward_from(lambda: sum(net(mx.nd.ones((1, 2))) for _ in range(calls)))
     assert gradients_of(net)["weight"].tolist() == [[calls, calls]]

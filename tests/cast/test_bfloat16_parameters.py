@@ -17,8 +17,10 @@ from helpers import (
     EMULATED,
     STATIC,
     assert_same_bits,
+    cast_net,
     gradients_of,
     in_sequence,
+    initialized,
     parameters_of,
 )
 from mxnet import autograd, gluon
@@ -71,8 +73,7 @@ def test_a_network_computes_as_one_whose_weights_were_rounded_before(hybridize):
     before = parameters_of(plain)
     for block in (plain[0], plain[2], plain[4]):
         for parameter in block.collect_params().values():
-            rounded = round_to(parameter.data().asnumpy(), BFLOAT16)
-            parameter.set_data(mx.nd.array(rounded))
+            parameter.set_data(mx.nd.array(round_to(parameter.data().asnumpy(), BFLOAT16)))
     # Autocast gives operators other than products FP32 parameters; this result is then FP32.
     plain[2].hybrid_forward = lambda F, x, scale: F.broadcast_mul(x, F.identity(scale))
     report = mpgluon.cast_block(cast, POLICY)
@@ -81,8 +82,7 @@ def test_a_network_computes_as_one_whose_weights_were_rounded_before(hybridize):
     assert "5 parameters cast to bfloat16 (FP32 arrays of its numbers), 4 left" in str(report)
     cast.hybridize(hybridize, **STATIC)
     found = [outputs_and_gradients(cast) for _ in range(2)][1]
-    imperative = network()
-    mpgluon.cast_block(imperative, POLICY)
+    imperative = cast_net(network(), POLICY)
     expected = [outputs_and_gradients(imperative) for _ in range(2)][1]
     assert found[0].tobytes() == expected[0].tobytes()
     assert_same_bits(found[1], expected[1])
@@ -129,8 +129,7 @@ def test_by_name_the_processor_computes_as_it_does_for_autocast(hybridize):
 
 def test_weights_that_are_initialized_or_set_after_the_cast_are_rounded_where_they_are_used():
     def run(late):
-        net = network(initialize=not late)
-        mpgluon.cast_block(net, POLICY)
+        net = cast_net(network(initialize=not late), POLICY)
         if late:
             mx.random.seed(0)
             net.initialize(mx.init.Normal(0.5))
@@ -140,8 +139,7 @@ def test_weights_that_are_initialized_or_set_after_the_cast_are_rounded_where_th
 
 
 def test_restore_gives_back_the_values_from_before_the_cast():
-    layer = nn.Dense(1, in_units=1, use_bias=False)
-    layer.initialize(mx.init.Constant(0.1))
+    layer = initialized(nn.Dense(1, in_units=1, use_bias=False), mx.init.Constant(0.1))
     mpgluon.cast_block(layer, "bfloat16")
     assert fp32.format_of(layer.weight) == BFLOAT16
     assert layer.weight.data().asscalar() == np.float32(0.10009765625)
@@ -151,8 +149,7 @@ def test_restore_gives_back_the_values_from_before_the_cast():
 
 
 def test_weights_that_become_infinite_are_warned_of(caplog):
-    layer = nn.Dense(1, in_units=2, use_bias=False)
-    layer.initialize()
+    layer = initialized(nn.Dense(1, in_units=2, use_bias=False))
     layer.weight.set_data(mx.nd.array([[3.4e38, 3.39e38]]))
     mpgluon.cast_block(layer, "bfloat16")
     assert layer.weight.data().asnumpy().tolist() == [[np.inf, np.float32(BFLOAT16.max)]]
@@ -176,8 +173,7 @@ def test_a_gpu_is_refused_with_the_reason():
 
 
 def test_check_training_reports_the_policy():
-    net = network()
-    mpgluon.cast_block(net, POLICY)
+    net = cast_net(network(), POLICY)
     for masters, way, expected in (
         (True, "nearest", "5 bfloat16 weights with FP32 masters"),
         (False, "nearest", "SGD updates 5 bfloat16 weights without FP32 masters"),

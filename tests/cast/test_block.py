@@ -20,6 +20,8 @@ from helpers import (
     STATIC,
     WAYS,
     assert_same_bits,
+    backward_from,
+    cast_net,
     in_sequence,
     parameters_of,
     train,
@@ -85,9 +87,6 @@ def instance_attributes(net) -> dict[str, set[str]]:
     return attributes
 
 
-# --- casting ---------------------------------------------------------------------------------
-
-
 @BOTH
 @pytest.mark.parametrize("input_dtype", ["float32", "float16"])
 def test_a_cast_network_takes_both_formats_and_returns_fp32(input_dtype, hybridize):
@@ -95,9 +94,7 @@ def test_a_cast_network_takes_both_formats_and_returns_fp32(input_dtype, hybridi
     report = mpgluon.cast_block(net)
     net.hybridize(hybridize, **STATIC)
     images = IMAGES.astype(input_dtype)
-    with autograd.record():
-        logits = net(images)
-    logits.backward()
+    logits = backward_from(lambda: net(images))
     assert logits.dtype == np.float32
     assert type(logits) is mx.nd.NDArray
     in_float16 = {place for place, dtype in dtypes_of(net).items() if dtype == "float16"}
@@ -111,8 +108,7 @@ def test_a_cast_network_takes_both_formats_and_returns_fp32(input_dtype, hybridi
 
 @BOTH
 def test_float16_input_gives_what_the_same_values_give_in_fp32(hybridize):
-    net = initialized_with_shapes()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized_with_shapes())
     net.hybridize(hybridize)
     rounded = IMAGES.astype("float16")
     wide, narrow = net(rounded.astype("float32")), net(rounded)
@@ -136,8 +132,7 @@ def test_the_report_counts_and_names_what_was_done():
 
 
 def test_a_long_list_of_kept_blocks_is_shortened_in_print():
-    net = in_sequence(*(nn.LayerNorm() for _ in range(4)))
-    assert ", …)" in str(mpgluon.cast_block(net))
+    assert ", …)" in str(mpgluon.cast_block(in_sequence(*(nn.LayerNorm() for _ in range(4)))))
     assert "(" not in str(amp.autocast(initialized(nn.Dense(3)))).splitlines()[2]
 
 
@@ -154,10 +149,8 @@ def test_weights_are_rounded_to_nearest_and_normalization_keeps_its_bits():
 
 def test_with_nothing_kept_only_batch_norm_keeps_fp32_parameters():
     net = initialized_with_shapes()
-    report = mpgluon.cast_block(net, keep_fp32=())
-    assert report.kept_fp32 == (net[1].name,)
-    assert net[3].gamma.dtype == "float16"
-    assert net[1].gamma.data().dtype == np.float32
+    assert mpgluon.cast_block(net, keep_fp32=()).kept_fp32 == (net[1].name,)
+    assert (net[3].gamma.dtype, net[1].gamma.data().dtype) == ("float16", np.float32)
     assert np.isfinite(train(net, [IMAGES], LABELS, 2)).all()
 
 
@@ -168,22 +161,18 @@ def test_integers_and_constants_of_other_types_stay_what_they_are():
     net.initialize()
     report = mpgluon.cast_block(net)
     assert np.dtype(net.table.dtype) == np.int32
-    assert net.table.data().dtype == np.int32
-    assert net.scale.data().dtype == np.float16
+    assert (net.table.data().dtype, net.scale.data().dtype) == (np.int32, np.float16)
     assert report.parameters_cast == 2
     mpgluon.restore(net)
-    assert net.scale.data().dtype == np.float32
-    assert net.table.data().dtype == np.int32
+    assert (net.scale.data().dtype, net.table.data().dtype) == (np.float32, np.int32)
 
 
 def test_a_class_from_text_may_have_no_module():
     made = {"HybridBlock": gluon.HybridBlock}
     exec(
-        "class Twice(HybridBlock):\n    def hybrid_forward(self, F, x):\n        return x * 2",
-        made,
+        "class Twice(HybridBlock):\n    def hybrid_forward(self, F, x):\n        return x * 2", made
     )
-    net = made["Twice"]()
-    mpgluon.cast_block(net)
+    net = cast_net(made["Twice"]())
     assert net(mx.nd.ones(2)).asnumpy().tolist() == [2, 2]
 
 
@@ -234,8 +223,7 @@ def test_a_cast_may_come_before_the_parameters_have_values_or_shapes(when, hybri
         net.initialize()
     net.hybridize(hybridize, **STATIC)
     assert report.parameters_cast == 4
-    assert net(IMAGES).dtype == np.float32
-    assert net[0].weight.data().dtype == np.float16
+    assert (net(IMAGES).dtype, net[0].weight.data().dtype) == (np.float32, np.float16)
     assert net[3].gamma.data().dtype == np.float32
     assert np.isfinite(train(net, [IMAGES], LABELS, 2)).all()
     mpgluon.restore(net)
@@ -244,15 +232,11 @@ def test_a_cast_may_come_before_the_parameters_have_values_or_shapes(when, hybri
 
 
 def test_hybridizing_and_dehybridizing_a_cast_network_changes_nothing():
-    net = initialized_with_shapes()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized_with_shapes())
     imperative = net(IMAGES).asnumpy()
     for active in (True, False, True):
         net.hybridize(active)
         assert np.array_equal(net(IMAGES).asnumpy(), imperative)
-
-
-# --- blocks in FP32 --------------------------------------------------------------------------
 
 
 def keeps_exactly(net, keep, inside):
@@ -264,19 +248,24 @@ def keeps_exactly(net, keep, inside):
 
 def two_branches():
     branch = in_sequence(nn.Dense(5, flatten=False), nn.LayerNorm(), nn.Dense(5, flatten=False))
-    net = in_sequence(nn.Dense(4, flatten=False), branch, nn.Dense(3))
-    return initialized_with_shapes(net)
+    return initialized_with_shapes(in_sequence(nn.Dense(4, flatten=False), branch, nn.Dense(3)))
 
 
-def test_blocks_are_kept_by_type_by_instance_and_whole():
+@pytest.mark.parametrize(
+    ("keep", "inside"),
+    [
+        (lambda _: (nn.Dense, nn.LayerNorm), lambda net: (net,)),
+        (lambda net: (net[2],), lambda net: (net[2], net[1][1])),
+        (lambda net: (net[1],), lambda net: (net[1],)),
+        (lambda _: iter(NORMALIZATION_LAYERS), lambda net: (net[1][1],)),
+        (lambda _: ("1.*",), lambda net: tuple(net[1])),
+        (lambda _: ("[02]",), lambda net: (net[0], net[2], net[1][1])),
+    ],
+    ids=["types", "instance", "whole", "iterator", "pattern", "pattern of two"],
+)
+def test_blocks_are_kept_by_type_by_instance_whole_and_by_a_pattern_of_places(keep, inside):
     net = two_branches()
-    assert keeps_exactly(net, (nn.Dense, nn.LayerNorm), (net,))
-    net = two_branches()
-    assert keeps_exactly(net, (net[2],), (net[2], net[1][1]))
-    net = two_branches()
-    assert keeps_exactly(net, (net[1],), (net[1],))
-    net = two_branches()
-    assert keeps_exactly(net, iter(NORMALIZATION_LAYERS), (net[1][1],))
+    assert keeps_exactly(net, keep(net), inside(net))
 
 
 @pytest.mark.parametrize("name", ["2", "name", "1.2"])
@@ -291,16 +280,8 @@ def test_blocks_are_kept_by_the_names_and_places_that_reports_print(name):
     assert block.name in amp.autocast(net, keep_fp32=[block.name]).kept_fp32
 
 
-def test_blocks_are_kept_by_a_pattern_of_their_places():
-    net = two_branches()
-    assert keeps_exactly(net, ("1.*",), tuple(net[1]))
-    net = two_branches()
-    assert keeps_exactly(net, ("[02]",), (net[0], net[2], net[1][1]))
-
-
 def test_an_operator_is_kept_in_the_blocks_that_fit_a_pattern():
-    net = two_branches()
-    mpgluon.cast_block(net, keep_fp32=["1.*:FullyConnected"])
+    net = cast_net(two_branches(), keep_fp32=["1.*:FullyConnected"])
     results = []
     for child in net[1]:
         child.register_forward_hook(lambda *call: results.append(call[-1]))
@@ -459,9 +440,6 @@ def test_a_weight_shared_by_two_cast_blocks_is_cast_and_restored_once():
     assert_same_bits(before, parameters_of(net))
 
 
-# Restore
-
-
 @EITHER
 @BOTH
 def test_cast_and_restore_leave_weights_outputs_and_instances_as_they_were(way, hybridize):
@@ -482,8 +460,7 @@ def test_cast_and_restore_leave_weights_outputs_and_instances_as_they_were(way, 
 
 
 def test_restore_after_training_returns_the_master_weights():
-    net = initialized_with_shapes()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized_with_shapes())
     train(net, [IMAGES], LABELS, 2)
     trained = parameters_of(net)
     mpgluon.restore(net)
@@ -495,8 +472,7 @@ def test_restore_after_training_returns_the_master_weights():
 
 
 def test_restore_widens_what_was_set_after_training():
-    net = initialized_with_shapes()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized_with_shapes())
     train(net, [IMAGES], LABELS, 2)
     net[0].weight.set_data(net[0].weight.data() * 2)
     doubled = net[0].weight.data().asnumpy()
@@ -523,8 +499,7 @@ def test_restore_gives_back_the_bits_on_several_devices(devices):
     before = [array.asnumpy() for array in net.weight.list_data()]
     mpgluon.cast_block(net)
     mpgluon.restore(net)
-    after = [array.asnumpy() for array in net.weight.list_data()]
-    assert np.array_equal(before, after)
+    assert np.array_equal(before, [array.asnumpy() for array in net.weight.list_data()])
 
 
 @BOTH
@@ -536,8 +511,7 @@ def test_a_restored_part_computes_in_fp32_inside_the_cast_network(hybridize):
     net(IMAGES)
     mpgluon.restore(net[1])
     assert {np.dtype(p.dtype) for p in net[1].collect_params().values()} == {np.dtype("f4")}
-    assert net[0].weight.data().dtype == np.float16
-    assert net(IMAGES).dtype == np.float32
+    assert (net[0].weight.data().dtype, net(IMAGES).dtype) == (np.float16, np.float32)
     assert np.isfinite(train(net, [IMAGES], LABELS, 1)).all()
     with pytest.raises(PrecisionError, match=rf"as a part of {net.name}; call mpgluon.restore"):
         mpgluon.cast_block(net[1])
@@ -555,8 +529,7 @@ def test_mxnet_is_not_patched():
         return [dict(vars(place)) for place in places]
 
     before = everything()
-    net = initialized_with_shapes()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized_with_shapes())
     net.hybridize()
     train(net, [IMAGES], LABELS, 1)
     assert everything() == before
@@ -570,16 +543,11 @@ def test_the_input_array_keeps_its_class_and_its_gradient():
     mpgluon.cast_block(net)
     x = mx.nd.ones((2, 3), dtype="float16")
     x.attach_grad()
-    with autograd.record():
-        total = net(x)
-    total.backward()
+    backward_from(lambda: net(x))
     assert type(x) is mx.nd.NDArray
     assert type(net.weight.data()) is mx.nd.NDArray
     assert x.grad.asnumpy().tolist() == [[2] * 3] * 2
     assert net.weight.grad().asnumpy().tolist() == [[1] * 4] * 3
-
-
-# Blocks that a cast cannot govern
 
 
 class ByHand(gluon.Block):
@@ -604,8 +572,7 @@ def test_containers_of_both_kinds_give_the_same_bits(root, hybridize):
         net = container()
         net.add(*small_network())
         initialized_with_shapes(net)
-        report = mpgluon.cast_block(net)
-        assert report.beyond_reach == ()
+        assert mpgluon.cast_block(net).beyond_reach == ()
         if container is root and hybridize:
             net.hybridize()
         losses = train(net, [IMAGES], LABELS, 2)
@@ -686,13 +653,9 @@ def test_a_kept_symbol_block_computes_in_fp32(hybridize):
     net = symbol_block()
     mpgluon.cast_block(net, keep_fp32=(net[1],))
     net.hybridize(hybridize)
-    assert net(IMAGES).dtype == np.float32
-    assert net[1](net[0](IMAGES)).dtype == np.float32
+    assert (net(IMAGES).dtype, net[1](net[0](IMAGES)).dtype) == (np.float32, np.float32)
     mpgluon.restore(net)
     assert net(IMAGES).dtype == np.float32
-
-
-# Two formats that meet
 
 
 def test_outputs_of_hybridized_children_follow_the_table_in_an_imperative_parent():
@@ -799,8 +762,7 @@ def test_other_errors_of_mxnet_pass_unchanged(hybridize):
 
 def test_the_first_hybridized_call_may_come_from_several_threads_at_once():
     for _ in range(5):
-        net = initialized_with_shapes()
-        mpgluon.cast_block(net)
+        net = cast_net(initialized_with_shapes())
         expected = net(IMAGES).asnumpy()
         net.hybridize()
         start, results = Barrier(6), []
@@ -816,9 +778,6 @@ def test_the_first_hybridized_call_may_come_from_several_threads_at_once():
             thread.join()
         assert len(results) == 6
         assert all(np.array_equal(result, expected) for result in results)
-
-
-# Arguments
 
 
 @EITHER
@@ -881,11 +840,9 @@ def test_keep_fp32_refuses_a_block_of_another_network():
 
 
 def test_a_second_cast_is_refused_anywhere_and_changes_nothing():
-    net = initialized_with_shapes()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized_with_shapes())
     before = parameters_of(net)
-    outer = in_sequence(net)
-    for block in (net, net[0], outer):
+    for block in (net, net[0], in_sequence(net)):
         for way in (mpgluon.cast_block, amp.autocast):
             with pytest.raises(PrecisionError, match=rf"already cast.*restore on {net.name}"):
                 way(block)
@@ -916,9 +873,6 @@ def test_a_numpy_dtype_is_as_good_as_its_name(dtype):
         assert way(net, dtype).policy.compute_dtype == "float16"
 
 
-# --- weights that float16 does not hold ------------------------------------------------------
-
-
 def layers_with(*values, initialize=True):
     net = nn.HybridSequential()
     for value in values:
@@ -945,8 +899,7 @@ def layers_with(*values, initialize=True):
 def test_weights_that_become_infinite_are_logged_with_names_and_counts(
     values, counts, cast, caplog
 ):
-    net = layers_with(*values)
-    cast(net)
+    cast(layers_with(*values))
     if cast is amp.autocast or not counts:  # autocast changes no weight
         assert caplog.messages == []
         return
@@ -973,8 +926,7 @@ def test_float64_parameters_are_logged(cast, caplog):
 
 
 def test_many_layers_with_such_weights_are_logged_in_one_line(caplog):
-    net = layers_with(*[np.full((3, 2), 1e6)] * 7)
-    mpgluon.cast_block(net)
+    mpgluon.cast_block(layers_with(*[np.full((3, 2), 1e6)] * 7))
     (message,) = caplog.messages
     assert message.startswith("42 weights")
     assert message.count("6 in dense") == 5

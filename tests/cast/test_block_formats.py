@@ -9,8 +9,8 @@ from mpgluon.diagnostics import check_network
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, STATIC, WAYS, in_sequence
-from mxnet import autograd, gluon
+from helpers import BOTH, STATIC, WAYS, backward_from, cast_net, in_sequence, in_way, initialized
+from mxnet import gluon
 from mxnet.gluon import nn
 
 FLOAT16 = pytest.mark.parametrize("way", ["cast float16", "autocast float16"])
@@ -103,9 +103,7 @@ def attributes_of_its_own(net):
 
 
 def trained_gradient(net):
-    with autograd.record():
-        loss = (net(SCORES, MASK) ** 2).sum()
-    loss.backward()
+    backward_from(lambda: (net(SCORES, MASK) ** 2).sum())
     return net.score.weight.grad().asnumpy().astype(np.float32)
 
 
@@ -140,8 +138,7 @@ def test_restore_removes_the_format(kind, way):
 
 @FLOAT16
 def test_a_cast_method_receives_the_format_without_casting_parameters_or_children(way):
-    net = made(AnotherName)
-    WAYS[way](net)
+    net = in_way(way, made(AnotherName))
     expected = np.float16 if way == "cast float16" else np.float32
     assert net.score.weight.data().dtype == net.scale.data().dtype == expected
     assert np.dtype(net.others[0].gamma.dtype) == np.float32
@@ -169,10 +166,8 @@ def test_cast_is_not_called_on_kept_blocks_and_restore_removes_the_attributes_it
         def hybrid_forward(self, F, x, mask):
             return self.second(self.first(x, mask), mask)
 
-    net = Two()
-    net.initialize()
-    report = amp.autocast(net, "float16", keep_fp32=(net.second,))
-    assert report.told_format == (net.first.name,)
+    net = initialized(Two())
+    assert amp.autocast(net, "float16", keep_fp32=(net.second,)).told_format == (net.first.name,)
     assert net.second._dtype == np.float32
     amp.restore(net.first)
     assert net.first._dtype == np.float32
@@ -200,15 +195,10 @@ def test_a_cast_method_that_fails_leaves_the_network_as_it_was():
     assert trained_gradient(net).tobytes() == trained_gradient(made(Attention)).tobytes()
 
 
-# Numbers that float16 lacks
-
-
 @FLOAT16
 def test_check_network_names_the_operator_and_the_block_of_a_number_that_float16_lacks(way):
-    net = made(Careless)
-    WAYS[way](net)
-    report = check_network(net, [SCORES.shape, MASK.shape])
-    (finding,) = report.findings
+    net = in_way(way, made(Careless))
+    (finding,) = check_network(net, [SCORES.shape, MASK.shape]).findings
     assert finding.level == "note"
     assert f"broadcast_mul in {net.name} computes with -1e+18, in FP32" in finding.what
     assert "-inf" in finding.why
@@ -217,8 +207,7 @@ def test_check_network_names_the_operator_and_the_block_of_a_number_that_float16
 
 @pytest.mark.parametrize("kind", [Attention, LooksOnly, AnotherName])
 def test_check_network_is_content_with_blocks_that_know_their_format(kind):
-    net = made(kind)
-    mpgluon.cast_block(net)
+    net = cast_net(made(kind))
     assert [one.level for one in check_network(net, [SCORES.shape, MASK.shape]).findings] == ["ok"]
 
 
@@ -258,8 +247,7 @@ WRITES = {
 @pytest.mark.parametrize("case", list(WRITES))
 def test_what_counts_as_a_number_that_float16_lacks(case):
     function, level = WRITES[case]
-    net = in_sequence(nn.Dense(3), nn.HybridLambda(function))
-    net.initialize()
+    net = initialized(in_sequence(nn.Dense(3), nn.HybridLambda(function)))
     amp.autocast(net, "float16")
     assert {one.level for one in check_network(net, (4, 5)).findings} == {level}
 

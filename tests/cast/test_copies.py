@@ -16,7 +16,7 @@ from mpgluon.checkpoint.scale_histories import scale_histories
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, cast_net, in_sequence, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -41,10 +41,7 @@ CASTS = {
         compute_16=("softmax",),
     ),
 }
-COPIES = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda net: pickle.loads(pickle.dumps(net)),
-}
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda net: pickle.loads(pickle.dumps(net))}
 ONE, TWO = [mx.cpu(0)], [mx.cpu(0), mx.cpu(1)]
 each_cast = pytest.mark.parametrize("cast", CASTS)
 each_copy = pytest.mark.parametrize("copied", COPIES)
@@ -54,8 +51,7 @@ each_way = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative"
 def make(ctx=ONE):
     np.random.seed(0)
     mx.random.seed(0)
-    net = nn.HybridSequential()
-    net.add(
+    net = in_sequence(
         *(nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Activation("relu")),
         *(nn.Flatten(), nn.Dense(8, in_units=64), nn.Dense(5, in_units=8)),
     )
@@ -78,8 +74,8 @@ def trainer_of(net):
 def train(net, trainer, seeds, ctx=ONE):
     for seed in seeds:
         with autograd.record():
-            losses = [(net(batch) ** 2).sum() for batch in images(seed, ctx)]
-            with amp.scale_loss(losses, trainer) as scaled:
+            loss = [(net(batch) ** 2).sum() for batch in images(seed, ctx)]
+            with amp.scale_loss(loss, trainer) as scaled:
                 autograd.backward(scaled)
         trainer.step(4)
 
@@ -130,8 +126,7 @@ def test_a_copy_has_the_same_bits_and_trains_and_is_restored_by_itself(
 @each_way
 @each_copy
 def test_a_copy_of_a_best_model_is_unchanged_by_further_training(copied, hybridize):
-    net = make()
-    mpgluon.cast_block(net)
+    net = cast_net(make())
     net.hybridize(hybridize)
     trainer = trainer_of(net)
     train(net, trainer, range(3))
@@ -143,8 +138,7 @@ def test_a_copy_of_a_best_model_is_unchanged_by_further_training(copied, hybridi
 
 @each_copy
 def test_a_copys_checkpoint_holds_the_fp32_values_of_the_masters(copied, tmp_path):
-    net = make()
-    mpgluon.cast_block(net)
+    net = cast_net(make())
     trainer = trainer_of(net)
     train(net, trainer, range(3))
     mpgluon.save_checkpoint(tmp_path / "net.ckpt", net, trainer)
@@ -193,8 +187,7 @@ class WithPlainBlock(gluon.Block):
 
 
 def imported(tmp_path):
-    source = nn.HybridSequential()
-    source.add(nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Dense(5))
+    source = in_sequence(nn.Conv2D(4, 3, in_channels=2), nn.BatchNorm(in_channels=4), nn.Dense(5))
     source.initialize()
     source.hybridize()
     source(images(0)[0])
@@ -229,7 +222,7 @@ def test_other_blocks_are_copied_with_their_gradients(kind, way, copied, hybridi
     for one in (net, other):
         with autograd.record():
             loss = (one(x) ** 2).sum()
-        loss.backward()
+        autograd.backward(loss)
         trained = [p for p in one.collect_params().values() if p.grad_req != "null"]
         gradients.append([p.grad().asnumpy() for p in trained])
     assert len(gradients[0]) > 0
@@ -242,10 +235,7 @@ def test_other_blocks_are_copied_with_their_gradients(kind, way, copied, hybridi
 
 
 def test_a_copy_made_before_the_shapes_are_known_is_initialized_by_its_first_batch():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4), nn.Dense(2))
-    net.initialize()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized(in_sequence(nn.Dense(4), nn.Dense(2))))
     other = copy.deepcopy(net)
     other(mx.nd.ones((2, 3)))
     assert other[0].weight.shape == (4, 3)
@@ -253,10 +243,7 @@ def test_a_copy_made_before_the_shapes_are_known_is_initialized_by_its_first_bat
 
 
 def test_a_lambda_from_an_operators_name_is_deep_copied():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=3), nn.HybridLambda("tanh"))
-    net.initialize()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized(in_sequence(nn.Dense(4, in_units=3), nn.HybridLambda("tanh"))))
     other = copy.deepcopy(net)
     x = mx.nd.ones((2, 3))
     assert_same_bits([other(x).asnumpy()], [net(x).asnumpy()])
@@ -275,8 +262,7 @@ class Mask(gluon.HybridBlock):
 
 @each_copy
 def test_restoring_a_copy_removes_the_attributes_that_its_blocks_set_in_cast(copied):
-    net = Mask()
-    mpgluon.cast_block(net)
+    net = cast_net(Mask())
     other = COPIES[copied](net)
     assert other.lowest == -65504
     mpgluon.restore(other)
@@ -285,10 +271,8 @@ def test_restoring_a_copy_removes_the_attributes_that_its_blocks_set_in_cast(cop
 
 
 def test_a_network_around_a_cast_one_and_a_part_of_it_are_copied_too():
-    net = make()
-    mpgluon.cast_block(net)
-    around = nn.HybridSequential()
-    around.add(net, nn.Dense(3, in_units=5))
+    net = cast_net(make())
+    around = in_sequence(net, nn.Dense(3, in_units=5))
     around[1].initialize()
     expected = around(images(0)[0]).asnumpy()
     assert_same_bits([copy.deepcopy(around)(images(0)[0]).asnumpy()], [expected])

@@ -10,7 +10,7 @@ from mpgluon.cast.deconvolution import deconvolution
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import assert_same_bits
+from helpers import assert_same_bits, backward_from
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -70,9 +70,7 @@ def trained(cast, layer, *, hybridize):
         net.hybridize()
     images = mx.nd.random.normal(shape=(2, 2, *[3] * len(net._kwargs["kernel"])))
     images.attach_grad()
-    with autograd.record():
-        loss = net(images).square().sum()
-    loss.backward()
+    backward_from(lambda: net(images).square().sum())
     arrays = {"images": images.grad, "weight": net.weight.grad(), "bias": net.bias.grad()}
     return {name: array.asnumpy().astype("float32") for name, array in arrays.items()}
 

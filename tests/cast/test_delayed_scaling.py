@@ -25,7 +25,7 @@ from mpgluon_tools.recorder.steps.recorded_step import RECORDED_STEP
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, STATIC, in_sequence
+from helpers import BOTH, STATIC, autocast_net, in_sequence, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -51,8 +51,7 @@ class Reference:
     def rounded(self, values, operand):
         fmt = FLOAT8_E5M2 if operand == GRADIENT else FLOAT8_E4M3
         known = [step[operand] for step in self.earlier[-self.steps :]]
-        largest = max(known, default=0) or np.abs(values).max()
-        scale = scale_exponents(largest, fmt)
+        scale = scale_exponents(max(known, default=0) or np.abs(values).max(), fmt)
         clipped = np.clip(np.ldexp(values.astype(np.float64), scale), -fmt.max, fmt.max)
         return np.ldexp(round_to(clipped, fmt), -scale)
 
@@ -83,9 +82,7 @@ class Middle(nn.HybridBlock):
 
 
 def middle(steps, *, hybridize=True, devices=None):
-    net = Middle()
-    net.initialize(ctx=devices or mx.cpu())
-    amp.autocast(net, delayed(steps))
+    net = autocast_net(initialized(Middle(), ctx=devices or mx.cpu()), delayed(steps))
     net.hybridize(hybridize, **STATIC)
     return net
 
@@ -229,11 +226,9 @@ def network():
 
 
 def trained(policy):
-    net = network()
-    amp.autocast(net, policy)
+    net = autocast_net(network(), policy)
     net.hybridize(**STATIC)
-    options = {"learning_rate": 0.05, "momentum": 0.9}
-    return net, gluon.Trainer(net.collect_params(), "sgd", options)
+    return net, gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
 
 
 def train(net, trainer, batches):
@@ -244,7 +239,7 @@ def train(net, trainer, batches):
         labels = mx.nd.array(random.randint(0, 4, 8))
         with autograd.record():
             loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
-        loss.backward()
+        autograd.backward(loss)
         trainer.step(8)
         losses.append(loss.asnumpy().tolist())
     return losses
@@ -299,14 +294,11 @@ def test_a_checkpoint_of_other_steps_or_another_policy_can_be_loaded(tmp_path):
 @pytest.mark.parametrize(
     "bad",
     [
-        np.zeros((1, 3, 4)),
-        np.zeros((3, 4), np.float32),
-        np.zeros((1, 2, 4), np.float32),
-        np.full((1, 3, 4), -1, np.float32),
-        np.full((1, 3, 4), np.nan, np.float32),
+        np.zeros((1, 3, 4)), np.zeros((3, 4), np.float32), np.zeros((1, 2, 4), np.float32),
+        np.full((1, 3, 4), -1, np.float32), np.full((1, 3, 4), np.nan, np.float32),
         np.zeros((0, 3, 4), np.float32),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_history_is_refused_and_nothing_is_changed(bad, tmp_path):
     net, trainer = trained(delayed(4))
     train(net, trainer, range(2))
@@ -344,7 +336,7 @@ def test_a_recorded_step_is_replayed_with_its_scales(tmp_path):
             with autograd.record():
                 loss = loss_fn(net(images), labels)
                 with amp.scale_loss(loss, trainer) as scaled:
-                    scaled.backward()
+                    autograd.backward(scaled)
             trainer.step(8)
     (path,) = (tmp_path / "steps").iterdir()
     again = diagnostics.replay(path, network(), cures=False)

@@ -17,7 +17,7 @@ from mpgluon.kernels.dtypes import dtype_name
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH
+from helpers import BOTH, initialized
 from mxnet import autograd, gluon
 
 # Not every function uses all inputs of its block.
@@ -25,12 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .* input to HybridBlock is not used"),
     pytest.mark.filterwarnings("ignore:Parameter .* is not used by any computation"),
 ]
-OPERATORS = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-}
+OPERATORS = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv}
 EACH_OPERATOR = pytest.mark.parametrize("name", OPERATORS)
 
 
@@ -63,8 +58,7 @@ class Two(gluon.HybridBlock):
 
 
 def made(function, x, y, hybridize, output_dtype="float32"):
-    net = Two(function, x, y)
-    net.initialize()
+    net = initialized(Two(function, x, y))
     for parameter, values in ((net.x, x), (net.y, y)):
         parameter.set_data(mx.nd.array(values.astype(np.float32)))
     mpgluon.cast_block(net, Policy("float16", "float16", output_dtype))
@@ -169,8 +163,7 @@ def test_operators_of_the_inputs_follow_the_table_too(dtype, hybridize):
         return F.concat(dummy.mean(), (dummy * dummy).sum(), dummy.max(), dim=0)
 
     net = made(function, np.ones(1), np.ones(1), hybridize)
-    ones = mx.nd.ones(65536 + 4096, dtype=dtype)
-    assert net(ones).asnumpy().tolist() == [1, 69632, 1]
+    assert net(mx.nd.ones(65536 + 4096, dtype=dtype)).asnumpy().tolist() == [1, 69632, 1]
 
 
 @BOTH
@@ -205,12 +198,9 @@ def test_gradients_of_float16_operands_are_float16_and_rounded_once(name, hybrid
         result = net(mx.nd.zeros(1))
     result.backward(mx.nd.array(head, dtype="float16"))
     h, a, b = (values.astype(np.float64) for values in (head, x, y))
-    exact = {
-        "add": (h, h),
-        "sub": (h, -h),
-        "mul": (h * b, h * a),
-        "div": (h / b, -h * a / b**2),
-    }[name]
+    exact = {"add": (h, h), "sub": (h, -h), "mul": (h * b, h * a), "div": (h / b, -h * a / b**2)}[
+        name
+    ]
     for parameter, gradient in zip((net.x, net.y), exact):
         got = parameter.grad().asnumpy()
         assert got.dtype == np.float16

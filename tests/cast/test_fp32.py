@@ -7,16 +7,14 @@ from mpgluon.cast import fp32
 
 import mxnet as mx
 import numpy as np
-from helpers import in_sequence
+from helpers import in_sequence, initialized
 from mxnet.gluon import nn
 
 TENTHS = np.full((3, 4), 0.1, dtype=np.float32)
 
 
 def dense():
-    layer = nn.Dense(3, in_units=4, weight_initializer=mx.init.Constant(0.1))
-    layer.initialize()
-    return layer
+    return initialized(nn.Dense(3, in_units=4, weight_initializer=mx.init.Constant(0.1)))
 
 
 def test_a_cast_keeps_fp32_values_and_restore_drops_them():
@@ -62,8 +60,7 @@ def test_elements_that_were_written_are_widened_and_the_others_keep_their_values
 def test_a_weight_that_was_drawn_from_an_array_is_cast_after_a_hybridized_call_and_restored():
     # MXNet's Constant of an array gives a parameter one symbol, and fails at the second.
     values = mx.nd.arange(12).reshape((3, 4))
-    layer = nn.Dense(3, in_units=4, weight_initializer=mx.init.Constant(values))
-    layer.initialize()
+    layer = initialized(nn.Dense(3, in_units=4, weight_initializer=mx.init.Constant(values)))
     layer.hybridize()
     images = mx.nd.ones((2, 4))
     expected = layer(images).asnumpy()

@@ -8,8 +8,19 @@ from mpgluon.cast import frozen
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, gradients_of, in_sequence
-from mxnet import autograd, gluon
+from helpers import (
+    BOTH,
+    EACH_WAY,
+    STATIC,
+    WAYS,
+    assert_same_bits,
+    backward_from,
+    gradients_of,
+    in_sequence,
+    in_way,
+    initialized,
+)
+from mxnet import gluon
 from mxnet.gluon import nn, rnn
 
 IMAGES = mx.nd.array(np.random.RandomState(0).standard_normal((2, 3, 8, 8)), dtype="float32")
@@ -67,8 +78,7 @@ NETWORKS = {
 def gradients(make, way, hybridize, frozen_names=(), *, data=False, before=None):
     """Return every gradient, of the second of two steps, into memory that held something else."""
     mx.random.seed(0)
-    net = make()
-    net.initialize(mx.init.Uniform(0.5))
+    net = initialized(make(), mx.init.Uniform(0.5))
     net(IMAGES)
     WAYS[way](net)
     net.hybridize(hybridize, **STATIC)
@@ -84,9 +94,7 @@ def gradients(make, way, hybridize, frozen_names=(), *, data=False, before=None)
         for parameter in net.collect_params().values():
             if parameter.grad_req != "null":
                 parameter.grad()[:] = 7.5
-        with autograd.record():
-            loss = (net(images) ** 2).sum()
-        loss.backward()
+        backward_from(lambda: (net(images) ** 2).sum())
     found = gradients_of(net)
     return {**found, "data": images.grad.asnumpy()} if data else found
 
@@ -110,10 +118,8 @@ def test_gradients_of_trained_parameters_do_not_depend_on_frozen_ones(
     make = NETWORKS[network]
     everything = gradients(make, way, hybridize, data=True)
     for names in (("weight",), ("bias",), ("weight", "bias"), ("0.weight",)):
-        some = gradients(make, way, hybridize, names, data=True)
-        assert_the_rest_is_unchanged(some, everything)
-    without_data = gradients(make, way, hybridize, ("weight",))
-    assert_the_rest_is_unchanged(without_data, everything)
+        assert_the_rest_is_unchanged(gradients(make, way, hybridize, names, data=True), everything)
+    assert_the_rest_is_unchanged(gradients(make, way, hybridize, ("weight",)), everything)
 
 
 @BOTH
@@ -121,17 +127,13 @@ def test_gradients_of_trained_parameters_do_not_depend_on_frozen_ones(
 def test_a_bias_with_a_constant_matrix_gets_its_gradient(way, hybridize):
     (offset,) = gradients(FixedProjection, way, hybridize).values()
     mx.random.seed(0)
-    net = FixedProjection()
-    net.initialize()
-    WAYS[way](net)
+    net = in_way(way, initialized(FixedProjection()))
     expected = 2 * net(IMAGES).asnumpy()
     np.testing.assert_allclose(offset, expected.sum(axis=0), rtol=2**-6, atol=2**-4)
 
 
 def step(net):
-    with autograd.record():
-        loss = (net(IMAGES) ** 2).sum()
-    loss.backward()
+    backward_from(lambda: (net(IMAGES) ** 2).sum())
 
 
 @BOTH
@@ -158,9 +160,7 @@ def test_freezing_may_come_before_the_shapes_are_known(way, hybridize):
     found = []
     for frozen_weight in (False, True):
         mx.random.seed(0)
-        net = in_sequence(nn.Dense(5))
-        net.initialize(mx.init.Uniform(0.5))
-        WAYS[way](net)
+        net = in_way(way, initialized(in_sequence(nn.Dense(5)), mx.init.Uniform(0.5)))
         if frozen_weight:
             net.collect_params(".*weight").setattr("grad_req", "null")
         net.hybridize(hybridize, **STATIC)
@@ -173,8 +173,7 @@ def test_freezing_may_come_before_the_shapes_are_known(way, hybridize):
 def test_a_kept_dense_layer_learns_its_bias_too(hybridize):
     def frozen_and_kept(names):
         mx.random.seed(0)
-        net = in_sequence(nn.Dense(6), nn.Dense(5))
-        net.initialize(mx.init.Uniform(0.5))
+        net = initialized(in_sequence(nn.Dense(6), nn.Dense(5)), mx.init.Uniform(0.5))
         net(IMAGES)
         amp.autocast(net, "float16", keep_fp32=(net[1],))
         net.collect_params(names).setattr("grad_req", "null")
@@ -186,8 +185,7 @@ def test_a_kept_dense_layer_learns_its_bias_too(hybridize):
 
 
 def test_a_frozen_weight_stays_what_it_is_and_restore_takes_its_gradient_off():
-    net = in_sequence(nn.Dense(5), nn.Dense(4))
-    net.initialize(mx.init.Uniform(0.5))
+    net = initialized(in_sequence(nn.Dense(5), nn.Dense(4)), mx.init.Uniform(0.5))
     net(IMAGES)
     before = net[0].weight.data().asnumpy()
     amp.autocast(net, "float16")

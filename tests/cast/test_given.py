@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from deployment.deployment_helpers import served
-from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, in_sequence
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, cast_net, in_sequence
 from interfaces import IN_NUMPY, interface
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -120,8 +120,7 @@ def test_an_operand_of_a_product_is_rounded_as_a_weight_is():
     net[1].collect_params().setattr("grad_req", "null")
     report = mpgluon.cast_block(net)
     assert report.parameters_cast == 2  # of the frozen layer, as if it were trained
-    rounded = matrix.astype(np.float16).astype(np.float64)
-    expected = (X @ rounded).astype(np.float16)
+    expected = (X @ matrix.astype(np.float16).astype(np.float64)).astype(np.float16)
     np.testing.assert_array_equal(net[0](mx.nd.array(X)).asnumpy(), expected)
 
 
@@ -154,12 +153,8 @@ NUMBERS = {
     "a mask": lambda F, x: F.exp(F.where(x > 2, x, -1e18 - x)),
 }
 FORMATS = (
-    "float16",
-    "mixed_float16",
-    "emulated_bfloat16",
-    "compute=float8_e5m2",
-    "compute=float4_e2m1",
-)
+    "float16", "mixed_float16", "emulated_bfloat16", "compute=float8_e5m2", "compute=float4_e2m1",
+)  # fmt: skip
 
 
 @IN_NUMPY
@@ -177,8 +172,7 @@ def test_a_number_that_the_format_lacks_counts_in_fp32(case, dtype, in_numpy, re
     found = []
     with interface(in_numpy) as array:
         for hybridize in (False, True):
-            net = Computes().initialized()
-            mpgluon.cast_block(net, dtype)
+            net = cast_net(Computes().initialized(), dtype)
             net.hybridize(hybridize, **STATIC)
             x = array(X)
             x.attach_grad()

@@ -10,7 +10,7 @@ from mpgluon import amp
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import in_sequence
+from helpers import in_sequence, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -36,8 +36,7 @@ def trained(cast, *, steps, hybridize=False):
     value = np.ones((1, 1), np.float32)
     for step in range(steps):
         if step == 0:
-            trainer = gluon.Trainer(net.collect_params(), "sgd", sgd)
-            amp.init_trainer(trainer, 64)
+            trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", sgd), 64)
         with autograd.record(), amp.scale_loss(net(mx.nd.ones((1, 1))), trainer) as scaled:
             scaled.backward()
         trainer.step(1)

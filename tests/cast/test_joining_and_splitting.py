@@ -12,7 +12,7 @@ from itertools import product
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import EACH_WAY, STATIC, WAYS, outputs_of
+from helpers import EACH_WAY, STATIC, WAYS, in_way, initialized, outputs_of
 from interfaces import interface
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -71,20 +71,17 @@ class Net(gluon.HybridBlock):
             self.product = nn.Dense(size, use_bias=False, in_units=size)
 
     def hybrid_forward(self, F, x, y):
-        of_numpy = mx.util.is_np_array()
-        reshape = F.np.reshape if of_numpy else F.reshape
+        reshape = F.np.reshape if mx.util.is_np_array() else F.reshape
 
         def copied(value):  # by a product with the identity
             return reshape(self.product(reshape(value, (1, -1))), self.shape)
 
-        names = {"a": x if self.mixed else copied(x), "b": copied(y)}
-        return eval(self.code, {"F": F}, names)
+        return eval(self.code, {"F": F}, {"a": x if self.mixed else copied(x), "b": copied(y)})
 
 
 def found(array, way, mode, code, shape, mixed, is_recorded):
     """Return the results of an operator, and the gradients of its operands."""
-    net = Net(shape, code, mixed)
-    net.initialize()
+    net = initialized(Net(shape, code, mixed))
     net.product.weight.set_data(array(np.eye(int(np.prod(shape)))))
     if way is not None:
         WAYS[way](net)
@@ -134,8 +131,7 @@ def test_stacked_values_have_known_shapes_and_the_axis_of_the_arrays_that_come(w
             )
 
     with interface(True) as array:
-        net = Stacked()
-        WAYS[way](net)
+        net = in_way(way, Stacked())
         net.hybridize(**mode)
         for shape in ((3,), (3, 2), (2, 3)):
             x = np.arange(-2, np.prod(shape) - 2).reshape(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, EACH_WAY, STATIC, WAYS
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, in_way, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -86,8 +86,7 @@ NETWORKS = {
 
 def run(make, cast, hybridize):
     mx.random.seed(3)
-    net = make()
-    net.initialize(mx.init.Xavier())
+    net = initialized(make(), mx.init.Xavier())
     if cast is not None:
         cast(net)
     net.hybridize(hybridize, **STATIC)
@@ -146,8 +145,7 @@ class Choice(gluon.HybridBlock):
 def test_branches_may_be_computed_in_different_formats(other, by_name, way):
     for sign in (1, -1):
         mx.random.seed(3)
-        net = Choice(other=other, by_name=by_name)
-        net.initialize(mx.init.Xavier())
+        net = initialized(Choice(other=other, by_name=by_name), mx.init.Xavier())
         x = mx.nd.array(sign * np.abs(X))
         exact = net(x).asnumpy()
         WAYS[way](net)
@@ -179,9 +177,7 @@ class LoopAtTheEnd(gluon.HybridBlock):
 @EACH_WAY
 def test_a_loop_at_the_end_of_a_static_graph_has_the_values_of_an_imperative_run(way):
     mx.random.seed(0)
-    net = LoopAtTheEnd()
-    net.initialize(mx.init.Normal(1.0))
-    WAYS[way](net)
+    net = in_way(way, initialized(LoopAtTheEnd(), mx.init.Normal(1.0)))
     images = mx.nd.array(np.tile(X, (4, 1)))
     results = []
     for options in ({"active": False}, STATIC):

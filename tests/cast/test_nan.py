@@ -9,7 +9,7 @@ from mpgluon.graph.nan import keeping_nan
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, EACH_WAY, STATIC, WAYS, in_sequence
+from helpers import BOTH, EACH_WAY, STATIC, WAYS, backward_from, in_sequence, in_way, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 
@@ -45,8 +45,7 @@ def windows(layer):
 def made(layer, way, hybridize, *, blocked, kept=False):
     net = in_sequence(layer)
     if blocked:  # behind a convolution that changes nothing, in oneDNN's blocks of channels
-        net = in_sequence(nn.Conv2D(16, 1, in_channels=16, use_bias=False), layer)
-        net.initialize()
+        net = initialized(in_sequence(nn.Conv2D(16, 1, in_channels=16, use_bias=False), layer))
         net[0].weight.set_data(mx.nd.array(np.eye(16).reshape(16, 16, 1, 1)))
     WAYS[way](net, keep_fp32=[*mpgluon.NORMALIZATION_LAYERS, layer] if kept else ())
     net.hybridize(hybridize, **STATIC)
@@ -61,8 +60,7 @@ def made(layer, way, hybridize, *, blocked, kept=False):
 def test_nan_comes_out_where_it_went_in_and_nothing_else_changes(
     way, hybridize, kind, blocked, training
 ):
-    layer = LAYERS[kind]()
-    holes = windows(layer)
+    holes = windows(LAYERS[kind]())
     assert 0 < holes.sum() < holes.size or kind == "global max pooling"
     for kept in (False, True):
         net = made(LAYERS[kind](), way, hybridize, blocked=blocked, kept=kept)
@@ -103,9 +101,7 @@ def test_nan_in_another_dtype_comes_out_too(kept, dtype, way, hybridize):
 @EACH_WAY
 def test_a_recurrent_layer_with_relu_keeps_nan_in_the_sequences_that_have_one(way, hybridize):
     for states in (False, True):
-        layer = rnn.RNN(4, activation="relu", input_size=3)
-        layer.initialize()
-        WAYS[way](layer)
+        layer = in_way(way, initialized(rnn.RNN(4, activation="relu", input_size=3)))
         layer.hybridize(hybridize)
         sequences = np.ones((5, 3, 3), "float32")  # time, batch, channels
         sequences[2, 1, 0] = np.nan
@@ -121,8 +117,7 @@ def test_pooling_of_regions_keeps_nan(way):
         def hybrid_forward(self, F, x, regions):
             return F.ROIPooling(x, regions, (1, 1), 1.0)
 
-    net = Regions()
-    WAYS[way](net)
+    net = in_way(way, Regions())
     regions = mx.nd.array([[0, 0, 0, 5, 5], [0, 0, 4, 5, 5], [1, 0, 0, 5, 1]])
     for _ in range(2):
         found = np.isnan(net(images(), regions).asnumpy())
@@ -141,8 +136,7 @@ def test_operators_write_into_an_array_that_they_are_given(way):
             F.Pooling(y, kernel=(1, 1), pool_type="max", out=z)
             return y + z
 
-    net = Written()
-    WAYS[way](net)
+    net = in_way(way, Written())
     found = net(images()).asnumpy()
     expected = net(images(with_nan=False)).asnumpy()
     assert (expected > 0).any()
@@ -250,8 +244,7 @@ class Remover(nn.HybridBlock):
 @BOTH
 @EACH_WAY
 def test_what_removes_a_nan_in_fp32_removes_it_and_the_step_is_made(remove, way, hybridize):
-    net = Remover(REMOVERS[remove])
-    net.initialize()
+    net = initialized(Remover(REMOVERS[remove]))
     values = mx.nd.array([[1, -1, 4], [0.25, 4, 9]])  # the root of -1 is NaN, others are exact
     expected = net(values).asnumpy()
     assert np.isfinite(expected).all()
@@ -259,10 +252,7 @@ def test_what_removes_a_nan_in_fp32_removes_it_and_the_step_is_made(remove, way,
     net.hybridize(hybridize)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
     amp.init_trainer(trainer, 16)
-    with autograd.record():
-        result = net(values)
-        with amp.scale_loss(result, trainer) as scaled:
-            scaled.backward()
+    result = backward_from(lambda: net(values), trainer)
     trainer.step(1)
     assert result.asnumpy().tolist() == expected.tolist()
     assert not amp.step_was_skipped(trainer)

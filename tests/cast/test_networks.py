@@ -23,6 +23,7 @@ from helpers import (
     WAYS,
     assert_same_bits,
     gradients_of,
+    initialized,
     outputs_of,
     parameters_of,
     train,
@@ -51,22 +52,11 @@ NETWORKS = {
     "bn_inception": lambda _, classes: BNInception(classes=classes),
     "efficientnet_lite0": lambda _, classes: EfficientNetLite0(classes=classes),
 }
-_IN_EVERY_WAY = [
-    "resnet18_v1",
-    "mobilenet0.25",
-    "mobilenetv3_small",
-    "cifar_resnet20_v1",
-]
+_IN_EVERY_WAY = ["resnet18_v1", "mobilenet0.25", "mobilenetv3_small", "cifar_resnet20_v1"]
 _IN_ONE_WAY = [
-    "resnet18_v2",
-    "resnet50_v1",
-    "alexnet",
-    "cifar_resnet20_v2",
-    "efficientnet_lite0",
-    "squeezenet1.1",
-    "googlenet",
-    "mobilenetv2_0.25",
-]
+    "resnet18_v2", "resnet50_v1", "alexnet", "cifar_resnet20_v2", "efficientnet_lite0",
+    "squeezenet1.1", "googlenet", "mobilenetv2_0.25",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -108,8 +98,7 @@ def take_statistics_of(net: gluon.Block, images: mx.nd.NDArray) -> None:
 
 def build(name: str, images: mx.nd.NDArray) -> gluon.Block:
     mx.random.seed(0)
-    net = NETWORKS[name](name, classes=CLASSES)
-    net.initialize(mx.init.Xavier())
+    net = initialized(NETWORKS[name](name, classes=CLASSES), mx.init.Xavier())
     net(images)
     if name.startswith(("mobile", "google", "inception", "efficientnet")):
         # Without this their values shrink to subnormal numbers.

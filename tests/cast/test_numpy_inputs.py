@@ -13,7 +13,17 @@ from mpgluon.kernels.bfloat16 import has_native_bfloat16
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, EACH_WAY, SAME_BITS_HYBRIDIZED, WAYS, assert_same_bits, in_sequence
+from helpers import (
+    BOTH,
+    EACH_WAY,
+    SAME_BITS_HYBRIDIZED,
+    WAYS,
+    assert_same_bits,
+    backward_from,
+    cast_net,
+    in_sequence,
+    initialized,
+)
 from interfaces import IN_NUMPY, interface
 from mxnet import autograd, gluon
 from mxnet.base import NotImplementedForSymbol
@@ -41,8 +51,7 @@ class Computes(gluon.HybridBlock):
 
 def computed(function, way, values=VALUES, *, hybridize=False, dtype=None):
     with interface(in_numpy=True) as array:
-        net = Computes(function)
-        net.initialize()
+        net = initialized(Computes(function))
         net.matrix.set_data(array(MATRIX))
         if way is not None:
             WAYS[way](net)
@@ -151,11 +160,8 @@ def test_a_product_without_dimensions_is_rounded_once_and_has_a_gradient(way, hy
         WAYS[way](net)
         net.hybridize(hybridize)
         x.attach_grad()
-        with autograd.record():
-            result = net(x)
-        result.backward()
-    assert result.shape == ()
-    assert result.item() == round_to(np.float32(2114), format_of(way))
+        result = backward_from(lambda: net(x))
+    assert (result.shape, result.item()) == ((), round_to(np.float32(2114), format_of(way)))
     assert x.grad.asnumpy().tolist() == (2 * values).tolist()
 
 
@@ -223,8 +229,7 @@ def test_a_float16_input_gives_the_same_bits_hybridized(way, in_numpy):
     results = []
     for hybridize in (False, True):
         with interface(in_numpy=in_numpy) as array:
-            net = in_sequence(nn.Dense(4, in_units=4), nn.LayerNorm(in_channels=4))
-            net.initialize()
+            net = initialized(in_sequence(nn.Dense(4, in_units=4), nn.LayerNorm(in_channels=4)))
             net[0].weight.set_data(array(MATRIX))
             WAYS[way](net)
             net.hybridize(hybridize)
@@ -232,7 +237,7 @@ def test_a_float16_input_gives_the_same_bits_hybridized(way, in_numpy):
             x.attach_grad()
             with autograd.record():
                 result = net(x) * array(MATRIX[:3, :1])
-            result.backward()
+            autograd.backward(result)
             results.append([result.asnumpy(), x.grad.asnumpy(), net[0].weight.grad().asnumpy()])
     assert_same_bits(*results)
     assert np.abs(results[0][0]).max() > 0.1
@@ -253,8 +258,7 @@ def test_an_operator_that_keep_fp32_names_computes_in_fp32(name, hybridize):
     with interface(in_numpy=True) as array:
         results = []
         for keep_fp32 in ((), (name,)):
-            net = Function()
-            mpgluon.cast_block(net, keep_fp32=keep_fp32)
+            net = cast_net(Function(), keep_fp32=keep_fp32)
             net.hybridize(hybridize)
             results.append(net(array(square)).asnumpy())
     rounded, wide = results

@@ -14,7 +14,11 @@ from helpers import (
     SAME_BITS_HYBRIDIZED,
     WAYS,
     assert_same_bits,
+    backward_from,
+    cast_net,
     in_sequence,
+    in_way,
+    initialized,
     parameters_of,
 )
 from interfaces import Both, interface, made
@@ -58,9 +62,7 @@ class CallsItInAFunction(gluon.HybridBlock):
 
 def network(kind):
     mx.random.seed(0)
-    net = in_sequence(nn.Dense(4), kind(), nn.Dense(3))
-    net.initialize(mx.init.Uniform(1))
-    return net
+    return initialized(in_sequence(nn.Dense(4), kind(), nn.Dense(3)), mx.init.Uniform(1))
 
 
 def state(net):
@@ -87,11 +89,9 @@ def test_a_block_decorated_for_the_interface_is_refused_while_it_is_switched_off
 
 @EACH_WAY
 def test_parameters_of_the_other_interface_are_refused(way):
-    plain = nn.Dense(3, in_units=4)
-    plain.initialize()
+    plain = initialized(nn.Dense(3, in_units=4))
     with mx.util.np_array(active=True):
-        net = nn.Dense(3, in_units=4)
-        net.initialize()
+        net = initialized(nn.Dense(3, in_units=4))
         with pytest.raises(PrecisionError, match=r"mx\.nd arrays.*switched on.*reset_np"):
             WAYS[way](plain)
     with pytest.raises(PrecisionError, match=r"mx\.np arrays.*switched off.*set_np"):
@@ -103,9 +103,7 @@ def test_parameters_of_the_other_interface_are_refused(way):
 @BOTH
 def test_switching_the_interface_between_cast_and_call_is_an_error(way, hybridize):
     with mx.util.np_array(active=True):
-        net = nn.Dense(3, in_units=4)
-        net.initialize()
-        WAYS[way](net)
+        net = in_way(way, initialized(nn.Dense(3, in_units=4)))
         net.hybridize(hybridize)
     with pytest.raises(PrecisionError, match=r"switched off since .*set_np"):
         net(mx.np.array(VALUES))
@@ -114,8 +112,7 @@ def test_switching_the_interface_between_cast_and_call_is_an_error(way, hybridiz
 @pytest.mark.parametrize("kind", [CallsNumPy, CallsExtension, Decorated])
 def test_a_kept_block_may_call_it(kind):
     net = network(kind)
-    report = amp.autocast(net, "float16", keep_fp32=(net[1],))
-    assert net[1].name in report.kept_fp32
+    assert net[1].name in amp.autocast(net, "float16", keep_fp32=(net[1],)).kept_fp32
     if kind is not Decorated:
         assert net(mx.nd.array(VALUES)).dtype == np.float32
 
@@ -147,8 +144,7 @@ def test_a_trained_network_keeps_its_cast_when_it_first_asks_later():
         def hybrid_forward(self, F, x):
             return in_a_function(F, x) if self.wants else F.tanh(x)
 
-    net = network(Later)
-    mpgluon.cast_block(net)
+    net = cast_net(network(Later))
     net(mx.nd.array(VALUES))
     net[1].wants = True
     with pytest.raises(PrecisionError, match=r"received a call of F\.np"):
@@ -158,8 +154,7 @@ def test_a_trained_network_keeps_its_cast_when_it_first_asks_later():
 
 @EACH_WAY
 def test_calls_of_numpy_itself_are_accepted(way):
-    net = network(OwnArrays)
-    WAYS[way](net)
+    net = in_way(way, network(OwnArrays))
     assert net(mx.nd.array(VALUES)).dtype == np.float32
 
 
@@ -234,8 +229,7 @@ def test_numbers_that_meet_arrays_are_rounded_as_in_the_other_interface(way, hyb
     results = []
     for in_numpy in (False, True):
         with interface(in_numpy) as array:
-            net = WithNumbers()
-            WAYS[way](net)
+            net = in_way(way, WithNumbers())
             net.hybridize(hybridize)
             results.append([net(array(np.tile(VALUES, (8, 1)))).asnumpy().reshape(-1)])
     assert_same_bits(*results)
@@ -264,15 +258,14 @@ def test_an_operator_of_mx_nd_between_two_conversions_follows_the_table(way, hyb
     results = []
     for in_numpy in (False, True):
         with mx.util.np_array(in_numpy):
-            net = CallsLegacy()
-            net.initialize(mx.init.Zero())
+            net = initialized(CallsLegacy(), mx.init.Zero())
             array = mx.np.array if in_numpy else mx.nd.array
             net.dense.weight.set_data(array(np.resize(VALUES, (4, 4))))
             WAYS[way](net)
             net.hybridize(hybridize)
             with autograd.record():
                 result = net(array(VALUES))
-            result.backward()
+            autograd.backward(result)
             gradient = net.dense.weight.grad()
             results.append({"result": result.asnumpy(), "gradient": gradient.asnumpy()})
     assert_same_bits(results[1], results[0])
@@ -337,14 +330,11 @@ def test_an_operator_without_a_gradient_does_not_change_the_order_in_which_other
             return F.np.where(x > 0.5, x * 0.7, x) + without * x + F.np.tanh(x)
 
     def results(hybridize):
-        net = Sums()
-        WAYS[way](net)
+        net = in_way(way, Sums())
         net.hybridize(hybridize)
         x = mx.np.array(np.random.RandomState(0).standard_normal((4, 17, 8)), dtype="float16")
         x.attach_grad()
-        with autograd.record():
-            loss = (net(x) * 3.7).sum()
-        loss.backward()
+        loss = backward_from(lambda: (net(x) * 3.7).sum())
         return {"loss": loss.asnumpy(), "gradient": x.grad.asnumpy()}
 
     assert_same_bits(results(False), results(True))
@@ -353,9 +343,7 @@ def test_an_operator_without_a_gradient_does_not_change_the_order_in_which_other
 @pytest.mark.usefixtures("numpy_interface")
 @pytest.mark.parametrize("way", SAME_BITS_HYBRIDIZED)
 def test_a_sum_whose_operands_had_one_shape_may_broadcast_later(way):
-    net = Sum()
-    net.initialize(mx.init.Uniform(1))
-    WAYS[way](net)
+    net = in_way(way, initialized(Sum(), mx.init.Uniform(1)))
     for rows in (1, 3, 1, 2, 3):
         x = mx.np.array(np.random.RandomState(rows).standard_normal((rows, 4)), dtype="float32")
         net.hybridize(False)
@@ -371,15 +359,13 @@ def test_a_sum_whose_operands_had_one_shape_may_broadcast_later(way):
 def test_a_checkpoint_continues_to_the_same_bits(tmp_path):
     file = tmp_path / "checkpoint"
     expected = trained(True, "cast float16", True, checkpoint=file)
-    resumed = trained(True, "cast float16", True, checkpoint=file, first_step=2)
-    assert_same_bits(resumed, expected)
+    assert_same_bits(trained(True, "cast float16", True, checkpoint=file, first_step=2), expected)
 
 
 @pytest.mark.usefixtures("numpy_interface")
 @EACH_WAY
 def test_restore_gives_the_fp32_network_back(way):
-    net = Both()
-    net.initialize()
+    net = initialized(Both())
     before = parameters_of(net)
     images = mx.np.array(np.ones((2, 3, 8, 8), np.float32))
     expected = net(images).asnumpy()

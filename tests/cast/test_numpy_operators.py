@@ -289,21 +289,14 @@ np.histogram(x, 3, range=(-1, 1))[0]
 
 # MXNet has these for arrays only, or cannot make symbols of them, in FP32 too: the exceptions.
 IMPERATIVE_ONLY = {
-    "x @ w": TypeError,
-    "abs(x)": AttributeError,
-    "np.copysign(x, -1.0)": MXNetError,
-    "x[:, None]": IndexError,
-    "x.copy()": NotImplementedForSymbol,
-    "np.delete(x, 1, axis=1)": MXNetError,
-    "np.nonzero(x)": AttributeError,
-    "np.flatnonzero(x)": AttributeError,
-    "np.insert(x[0], 1, 0.3)": MXNetError,
-    "np.indices((2, 2))": MXNetError,
-    "np.histogram(x, 3, range=(-1, 1))[0]": MXNetError,
-    "np.broadcast_arrays(x, y[0])[1]": AttributeError,
-    "np.rollaxis(x, 1)": AttributeError,
+    "x @ w": TypeError, "abs(x)": AttributeError, "np.copysign(x, -1.0)": MXNetError,
+    "x[:, None]": IndexError, "x.copy()": NotImplementedForSymbol,
+    "np.delete(x, 1, axis=1)": MXNetError, "np.nonzero(x)": AttributeError,
+    "np.flatnonzero(x)": AttributeError, "np.insert(x[0], 1, 0.3)": MXNetError,
+    "np.indices((2, 2))": MXNetError, "np.histogram(x, 3, range=(-1, 1))[0]": MXNetError,
+    "np.broadcast_arrays(x, y[0])[1]": AttributeError, "np.rollaxis(x, 1)": AttributeError,
     "np.meshgrid(x[0], y[0])": AttributeError,
-}
+}  # fmt: skip
 
 # Their results have no dimensions, and oneDNN casts no such array to bfloat16.
 WITHOUT_DIMENSIONS = """
@@ -338,15 +331,11 @@ OPERANDS = {  # in 16 bits
     "state": np.zeros((1, 1, 2), np.float32),
 }
 OTHERS = {
-    "gamma": np.float32([1, 2, 0.5, 1]),
-    "beta": np.float32([0, 1, 0, 0]),
-    "mean": np.float32([0, 0.1, 0, 0]),
-    "variance": np.float32([1, 2, 1, 1]),
-    "index": np.int32([0, 2, 1]),
-    "length": np.int32([2, 1, 3, 2]),
-    "rows": np.int32([2, 1, 3]),
+    "gamma": np.float32([1, 2, 0.5, 1]), "beta": np.float32([0, 1, 0, 0]),
+    "mean": np.float32([0, 0.1, 0, 0]), "variance": np.float32([1, 2, 1, 1]),
+    "index": np.int32([0, 2, 1]), "length": np.int32([2, 1, 3, 2]), "rows": np.int32([2, 1, 3]),
     "rois": np.float32([[0, 0, 0, 1, 1]]),
-}
+}  # fmt: skip
 
 
 class Expression(gluon.HybridBlock):
@@ -435,9 +424,6 @@ _ABOUT = """
     npx.check_call npx.classproperty npx.cpu npx.cpu_pinned npx.current_context npx.gpu
     npx.get_cuda_compute_capability npx.gpu_memory_info npx.num_gpus npx.is_np_array
     npx.is_np_shape npx.load npx.save npx.set_np npx.reset_np npx.waitall npx.with_metaclass
-"""
-_OF_OTHERS = """
-    array_equal array_equiv allclose isclose count_nonzero divmod searchsorted choose compress
 """
 REASONS = {
     **dict.fromkeys(_MAKES.split(), "makes an array, in the format that its caller names"),

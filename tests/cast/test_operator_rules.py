@@ -14,8 +14,11 @@ from helpers import (
     STATIC,
     WAYS,
     assert_same_bits,
+    autocast_net,
     gradients_of,
     in_sequence,
+    in_way,
+    initialized,
 )
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -45,9 +48,7 @@ class Mixed(nn.HybridBlock):
 
 def make_net():
     mx.random.seed(0)
-    net = Mixed()
-    net.initialize(mx.init.Normal(0.4))
-    return net
+    return initialized(Mixed(), mx.init.Normal(0.4))
 
 
 def outcome(net, data, hybridize):
@@ -81,8 +82,7 @@ def test_hybridized_and_imperative_give_the_same_bits_and_others_than_without(wa
         asked["keep_fp32"] = [*mpgluon.NORMALIZATION_LAYERS, *asked["keep_fp32"]]
     outcomes = []
     for options, hybridize in ((asked, False), (asked, True), ({}, False)):
-        net = make_net()
-        WAYS[way](net, **options)
+        net = in_way(way, make_net(), **options)
         outcomes.append(outcome(net, DATA, hybridize))
     assert_same_bits(outcomes[0], outcomes[1])
     assert any((outcomes[0][name] != outcomes[2][name]).any() for name in outcomes[0])
@@ -91,11 +91,9 @@ def test_hybridized_and_imperative_give_the_same_bits_and_others_than_without(wa
 @pytest.mark.parametrize("way", FORMATS)
 @BOTH
 def test_a_product_kept_in_fp32_is_not_rounded(way, hybridize):
-    layer = nn.Dense(1, in_units=2, use_bias=False)
-    layer.initialize()
+    layer = initialized(nn.Dense(1, in_units=2, use_bias=False))
     layer.weight.set_data(mx.nd.array([[1, 1]]))
-    net = in_sequence(layer)
-    WAYS[way](net, keep_fp32=["FullyConnected"])
+    net = in_way(way, in_sequence(layer), keep_fp32=["FullyConnected"])
     net.hybridize(hybridize)
     result = net(mx.nd.array([[1, 2.0**-14]]))  # 1 + 2**-14 is in neither format
     assert result.asscalar() == 1 + 2.0**-14
@@ -112,8 +110,7 @@ def test_an_operator_that_the_table_keeps_in_fp32_may_return_16_bits(way, hybrid
     data = mx.nd.array([[0.1, 0.2, 0.7]])
     expected = mx.nd.softmax(mx.nd.array(round_to(data.asnumpy(), FORMATS[way]))).asnumpy()
     for options, rounded in (({}, False), ({"compute_16": ["softmax"]}, True)):
-        net = in_sequence(nn.HybridLambda(lambda F, x: F.identity(x)), Softmax())
-        net.initialize()
+        net = initialized(in_sequence(nn.HybridLambda(lambda F, x: F.identity(x)), Softmax()))
         WAYS[way](net, **options)
         net.hybridize(hybridize)
         result = net(data.astype("float16") if FORMATS[way] == FLOAT16 else data).asnumpy()
@@ -131,8 +128,7 @@ def test_a_sum_written_with_plus_has_one_name(hybridize, name):
             x = F.relu(x)
             return x + F.broadcast_mul(x, F.ones_like(x) * 2.0**-12)
 
-    net = in_sequence(Sum())
-    amp.autocast(net, "float16", keep_fp32=[name])
+    net = autocast_net(in_sequence(Sum()), "float16", keep_fp32=[name])
     net.hybridize(hybridize)
     assert net(mx.nd.array([[1]], dtype="float16")).asscalar() == 1 + 2.0**-12
 
@@ -177,8 +173,7 @@ def test_a_rule_for_a_block_does_not_hold_in_its_children():
             own = F.FullyConnected(x, x, no_bias=True, num_hidden=1)
             return F.broadcast_add(self.child(x), own)
 
-    net = Parent()
-    net.initialize()
+    net = initialized(Parent())
     data = mx.nd.array([[1, 2.0**-6]])
     net.child.weight.set_data(data)
     amp.autocast(net, "float16", keep_fp32=["parent:FullyConnected"])
@@ -196,8 +191,7 @@ def test_the_rule_for_a_block_precedes_the_one_for_all():
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")
 def test_an_imported_graph_follows_the_rules_too(tmp_path):
-    source = in_sequence(nn.Dense(3, in_units=2, weight_initializer="ones"))
-    source.initialize()
+    source = initialized(in_sequence(nn.Dense(3, in_units=2, weight_initializer="ones")))
     source.hybridize()
     source(mx.nd.ones((1, 2)))
     source.export(str(tmp_path / "net"))
@@ -214,8 +208,7 @@ def test_restore_takes_the_rules_off():
     amp.restore(net)
     np.testing.assert_array_equal(net(DATA).asnumpy(), plain)
     amp.autocast(net, "float16")
-    again = make_net()
-    amp.autocast(again, "float16")
+    again = autocast_net(make_net(), "float16")
     assert_same_bits(outcome(net, DATA, False), outcome(again, DATA, False))
 
 

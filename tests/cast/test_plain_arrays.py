@@ -11,7 +11,7 @@ from mpgluon.cast.arrays import FormatArray, GridArray
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import EACH_WAY, EMULATED, WAYS, in_sequence
+from helpers import EACH_WAY, EMULATED, WAYS, backward_from, in_sequence, in_way, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -34,8 +34,7 @@ class Shows(gluon.HybridBlock):
 
 def array_of(kind: str):
     """Return ``VALUES`` as an array inside a network, and the same as a plain array."""
-    net = Shows()
-    net.initialize()
+    net = initialized(Shows())
     if kind == "on bfloat16's grid":
         amp.autocast(net, EMULATED)
     else:
@@ -81,9 +80,7 @@ class SquareByHand(autograd.Function):
 def gradient_by_hand(x):
     x = x * 1
     x.attach_grad()
-    with autograd.record():
-        y = SquareByHand()(x).sum()
-    y.backward()
+    backward_from(lambda: SquareByHand()(x).sum())
     return x.grad
 
 
@@ -93,8 +90,7 @@ def saved(x, tmp_path):
 
 
 def set_as_parameter(x):
-    parameter = gluon.Parameter("weight", shape=(3, 4))
-    parameter.initialize()
+    parameter = initialized(gluon.Parameter("weight", shape=(3, 4)))
     parameter.set_data(x)
     return parameter.data()
 
@@ -143,8 +139,7 @@ USES = {
 def test_an_array_inside_a_network_can_be_used_wherever_a_plain_one_can(use, kind):
     x, plain = array_of(kind)
     one, other = USES[use](x), USES[use](plain)
-    assert one.dtype == other.dtype
-    assert one.asnumpy().tobytes() == other.asnumpy().tobytes()
+    assert (one.dtype, one.asnumpy().tobytes()) == (other.dtype, other.asnumpy().tobytes())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,12 +191,10 @@ def test_a_function_with_a_gradient_of_its_own_trains_inside_a_cast_network(way)
     gradients = []
     for inner in (ByHand(), nn.HybridLambda("square")):
         mx.random.seed(0)
-        net = in_sequence(nn.Dense(4), inner)
-        net.initialize(mx.init.Xavier())
-        WAYS[way](net)
+        net = in_way(way, initialized(in_sequence(nn.Dense(4), inner), mx.init.Xavier()))
         with autograd.record():
             loss = net(mx.nd.array(VALUES)).sum()
-        loss.backward()
+        autograd.backward(loss)
         gradients.append(net[0].weight.grad().asnumpy().astype(np.float32))
     assert np.abs(gradients[1]).max() > 0
     np.testing.assert_allclose(gradients[0], gradients[1], rtol=2**-6, atol=2**-6)

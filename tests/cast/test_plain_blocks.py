@@ -13,7 +13,17 @@ from mpgluon.formats.float_format import format_named, round_to
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, EACH_WAY, STATIC, WAYS, assert_same_bits, gradients_of
+from helpers import (
+    BOTH,
+    EACH_WAY,
+    STATIC,
+    WAYS,
+    assert_same_bits,
+    cast_net,
+    gradients_of,
+    in_way,
+    initialized,
+)
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn, rnn
 
@@ -176,8 +186,7 @@ def test_plain_code_runs_and_trains_on_values_of_the_format(kind, way, hybridize
 
 def test_between_blocks_that_are_cast_values_stay_in_16_bits():
     seen = []
-    net = Gram()
-    net.initialize()
+    net = initialized(Gram())
     net(IMAGES)
     mpgluon.cast_block(net)
     net.inner[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
@@ -234,8 +243,7 @@ class ReadsByName(Reads):
 def test_a_parameter_that_only_other_code_than_the_forward_pass_reads_stays_fp32(
     kind, others_dtype
 ):
-    net = kind()
-    net.initialize()
+    net = initialized(kind())
     report = mpgluon.cast_block(net)
     assert net.weight.data().dtype == np.float16
     assert net.transitions.data().dtype == others_dtype
@@ -246,8 +254,7 @@ def test_a_parameter_that_only_other_code_than_the_forward_pass_reads_stays_fp32
 def test_a_loss_with_a_parameter_of_its_own_trains_as_in_fp32(way):
     def trained(way):
         mx.random.seed(0)
-        net = Reads()
-        net.initialize()
+        net = initialized(Reads())
         if way is not None:
             WAYS[way](net)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
@@ -266,8 +273,7 @@ def test_a_loss_with_a_parameter_of_its_own_trains_as_in_fp32(way):
 
 
 def test_restore_takes_it_off_again():
-    net = Gram()
-    net.initialize()
+    net = initialized(Gram())
     before = net(IMAGES).asnumpy()
     amp.autocast(net, "float16")
     assert not np.array_equal(net(IMAGES).asnumpy(), before)
@@ -325,9 +331,7 @@ def test_operators_called_by_name_compute_as_those_of_f(way, kind, hybridize):
     results = []
     for one in (WithF, kind):
         mx.random.seed(0)
-        net = one()
-        net.initialize(mx.init.Xavier())
-        WAYS[way](net)
+        net = in_way(way, initialized(one(), mx.init.Xavier()))
         net.hybridize(hybridize, **STATIC)
         x = nd.array(np.random.RandomState(1).standard_normal((4, 3)))
         with autograd.record():
@@ -385,9 +389,7 @@ def test_a_hybrid_block_may_call_any_operator_by_name(function, way, hybridize):
     results = []
     for by_name in (False, True):
         mx.random.seed(0)
-        net = Block(by_name)
-        net.initialize(mx.init.Xavier())
-        WAYS[way](net)
+        net = in_way(way, initialized(Block(by_name), mx.init.Xavier()))
         net.hybridize(hybridize)
         with autograd.record():
             result = net(nd.array(np.random.RandomState(1).standard_normal((4, 3))))
@@ -398,20 +400,14 @@ def test_a_hybrid_block_may_call_any_operator_by_name(function, way, hybridize):
 
 
 def test_outside_of_a_forward_pass_operators_are_mxnets_own():
-    net = ByName()
-    net.initialize()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized(ByName()))
     net(nd.ones((4, 3)))
-    plain = nd.register._imperative_invoke
-    assert plain.__module__ == "mxnet._ctypes.ndarray"
-    product = nd.dot(nd.full((1, 1), 1 + 2**-20), nd.ones((1, 1)))
-    assert product.asscalar() == np.float32(1 + 2**-20)
+    assert nd.register._imperative_invoke.__module__ == "mxnet._ctypes.ndarray"
+    assert nd.dot(nd.full((1, 1), 1 + 2**-20), nd.ones((1, 1))).asscalar() == np.float32(1 + 2**-20)
 
 
 def test_an_error_in_a_forward_pass_leaves_mxnets_own_operators():
-    net = ByName()
-    net.initialize()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized(ByName()))
     with pytest.raises(mx.MXNetError):
         net(nd.ones((4, 7))).wait_to_read()
     assert nd.register._imperative_invoke.__module__ == "mxnet._ctypes.ndarray"
@@ -429,9 +425,7 @@ def test_a_namedtuple_of_results_stays_one():
             result = self.inner(x)
             return Results(result, result * 2)
 
-    net = Two()
-    net.initialize()
-    mpgluon.cast_block(net)
+    net = cast_net(initialized(Two()))
     results = net(nd.ones((1, 3)))
     assert isinstance(results, Results)
     assert_same_bits(results.second.asnumpy(), 2 * results.first.asnumpy())
@@ -452,9 +446,7 @@ def test_arrays_in_a_dict_of_results_are_fp32_for_the_loss(container):
             results.update(logits=self.inner(x) * 2.0**14, more=[self.inner(x)])
             return results
 
-    net = ByName()
-    net.initialize(mx.init.One())
-    mpgluon.cast_block(net)
+    net = cast_net(initialized(ByName(), mx.init.One()))
     results = net(nd.ones((1, 3)))
     assert type(results) is type(container())
     assert results["logits"].dtype == results["more"][0].dtype == np.float32

@@ -8,7 +8,7 @@ from mpgluon_tools.deployment.recording import record
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import EACH_WAY, STATIC, WAYS
+from helpers import EACH_WAY, STATIC, in_way
 from interfaces import interface
 from mxnet import autograd, gluon
 
@@ -51,8 +51,7 @@ def test_results_and_gradients_are_exact_however_the_network_runs(way, slopes, p
         x, arriving, with_nan = array(X), array(ARRIVING), array(np.where(X == 2, np.nan, X))
         x.attach_grad()
         for options in ({"active": False}, {}, STATIC):
-            net = Between(array(slopes), in_loop=place == "loop")
-            WAYS[way](net)
+            net = in_way(way, Between(array(slopes), in_loop=place == "loop"))
             net.hybridize(**options)
             for _ in range(2):
                 with autograd.record():
@@ -68,8 +67,7 @@ def test_results_and_gradients_are_exact_however_the_network_runs(way, slopes, p
 @pytest.mark.filterwarnings("ignore:Cannot decide type for the following arguments")  # MXNet's
 @EACH_WAY
 def test_exports_hold_mxnets_operator_and_have_the_same_results(way, tmp_path):
-    net = Between(mx.nd.array([0.5, -2.0, 4.0]), in_loop=False)
-    WAYS[way](net)
+    net = in_way(way, Between(mx.nd.array([0.5, -2.0, 4.0]), in_loop=False))
     net.hybridize()
     results = net(mx.nd.array(X)).asnumpy()
     dtype = "float16" if "float16" in way else "bfloat16"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from mpgluon import amp
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -14,7 +12,10 @@ from helpers import (
     STATIC,
     WAYS,
     assert_same_bits,
+    autocast_net,
     gradients_of,
+    in_way,
+    initialized,
     parameters_of,
     train,
 )
@@ -65,8 +66,7 @@ def check(build, way, inputs):
     results = []
     for hybridize in (False, True):
         mx.random.seed(0)
-        net = build()
-        net.initialize(mx.init.Xavier())
+        net = initialized(build(), mx.init.Xavier())
         reference = net(*inputs).asnumpy()
         before = parameters_of(net)
         report = WAYS[way](net)
@@ -77,13 +77,11 @@ def check(build, way, inputs):
         # Nothing here amplifies: gates have slopes below 1 and normalization sees unit variance.
         # A few dozen roundings of values below 4 stay below a hundred unit roundoffs.
         unit_roundoff = 2.0**-8 if "bfloat16" in way else 2.0**-11
-        difference = np.abs(outputs.asnumpy() - reference).max()
-        assert 0 < difference <= 100 * unit_roundoff
+        assert 0 < np.abs(outputs.asnumpy() - reference).max() <= 100 * unit_roundoff
         losses = train(net, inputs, LABELS, steps=3)
         assert np.isfinite(losses).all()
         after = parameters_of(net)
-        still = [name for name in after if (after[name] == before[name]).all()]
-        assert still == []
+        assert [name for name in after if (after[name] == before[name]).all()] == []
         results.append({**after, "outputs": outputs.asnumpy(), "losses": np.array(losses)})
     if way in SAME_BITS_HYBRIDIZED:
         assert_same_bits(*results)
@@ -117,14 +115,12 @@ def test_sequence_lengths_are_obeyed_or_refused_as_by_mxnet_itself(way, hybridiz
 
     def build():
         mx.random.seed(0)
-        net = Recurrent(rnn.LSTM(8, use_sequence_length=True))
-        net.initialize(mx.init.Xavier())
+        net = initialized(Recurrent(rnn.LSTM(8, use_sequence_length=True)), mx.init.Xavier())
         run(net)  # gives the parameters their values, in FP32
         return net
 
     plain = run(build())
-    net = build()
-    WAYS[way](net)
+    net = in_way(way, build())
     net.hybridize(hybridize)
     cast = run(net)
     if isinstance(plain, str):  # MXNet 1.9.1 knows lengths with cuDNN only
@@ -182,9 +178,7 @@ def test_results_of_mxnets_own_operators_are_rounded_as_in_an_imperative_run(way
     results = []
     for hybridize in (False, True):
         mx.random.seed(0)
-        net = Steps(function)
-        net.initialize(mx.init.Xavier())
-        WAYS[way](net)
+        net = in_way(way, initialized(Steps(function), mx.init.Xavier()))
         net.hybridize(hybridize)
         x = random_array(BATCH, TIME, WIDTH)
         x.attach_grad()
@@ -284,8 +278,7 @@ def test_the_scores_of_attention_are_normalized_in_fp32(hybridize):
         def hybrid_forward(self, F, x):
             return F.softmax(F.batch_dot(x, x, transpose_b=True), axis=-1)
 
-    net = Scores()
-    amp.autocast(net)
+    net = autocast_net(Scores())
     net.hybridize(hybridize)
     shares = net(mx.nd.ones((1, 3000, 2))).asnumpy()[0, 0].astype(np.float64)
     assert abs(shares.sum() - 1) <= 3001 * 2.0**-24
@@ -293,9 +286,7 @@ def test_the_scores_of_attention_are_normalized_in_fp32(hybridize):
 
 @EACH_WAY
 def test_states_begun_by_the_layer_itself_have_the_right_format(way):
-    layer = rnn.GRU(8, input_size=WIDTH)
-    layer.initialize()
-    WAYS[way](layer)
+    layer = in_way(way, initialized(rnn.GRU(8, input_size=WIDTH)))
     with autograd.record():
         result, states = layer(
             random_array(TIME, BATCH, WIDTH), layer.begin_state(batch_size=BATCH)

@@ -19,7 +19,7 @@ from mpgluon.formats.scaling import round_scaled
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, STATIC, in_sequence
+from helpers import BOTH, STATIC, autocast_net, backward_from, in_sequence, initialized
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -62,8 +62,7 @@ class Middle(nn.HybridBlock):
 
 def computed(layer, policy, data, weight, arriving, *, hybridize):
     """Return the result and both gradients of a layer in the middle of a network."""
-    net = Middle(layer)
-    net.initialize()
+    net = initialized(Middle(layer))
     layer.weight.set_data(mx.nd.array(weight))
     amp.autocast(net, Policy.parse(policy))
     net.hybridize(hybridize, **STATIC)
@@ -123,8 +122,7 @@ def test_scales_are_those_of_the_reference_for_every_magnitude(scaling):
     for part in (data, data[:1], np.zeros_like(data)):
         layer = nn.Dense(32, in_units=32, use_bias=False)
         arriving = np.zeros_like(part)
-        policy = FLOAT8 + scaling
-        found, _, _ = computed(layer, policy, part, np.eye(32), arriving, hybridize=False)
+        found, _, _ = computed(layer, FLOAT8 + scaling, part, np.eye(32), arriving, hybridize=False)
         np.testing.assert_array_equal(found, operand(part, scaling, 1))
 
 
@@ -141,16 +139,12 @@ def test_without_a_scale_what_is_too_large_is_not_hidden(value, too_large):
 
 @native_operators
 def test_a_loss_scale_that_is_too_large_for_gradients_of_eight_bits_shrinks():
-    net = Middle(nn.Dense(1, in_units=1, use_bias=False))
-    net.initialize(mx.init.One())
+    net = initialized(Middle(nn.Dense(1, in_units=1, use_bias=False)), mx.init.One())
     amp.autocast(net, Policy.parse("compute=float8_e5m2,between=bfloat16"))
     trainer = gluon.Trainer(net.layer.collect_params(), "sgd", {"learning_rate": 0.0})
     amp.init_trainer(trainer, DynamicLossScale(init_scale=2.0**18))
     for skipped in (True, True, True, False):  # E5M2 ends below 2^16
-        with autograd.record():
-            loss = net(mx.nd.ones((1, 1)))
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        backward_from(lambda: net(mx.nd.ones((1, 1))), trainer)
         trainer.step(1)
         assert amp.step_was_skipped(trainer) == skipped
     assert amp.loss_scale(trainer) == 2.0**15
@@ -257,16 +251,13 @@ def test_an_operand_that_is_not_finite_is_seen_by_a_loss_scale(scaling, bad):
 
 @native_operators
 def test_a_network_trains_from_its_fp32_parameters():
-    net = network()
-    amp.autocast(net, Policy.parse("mixed_float8"))
+    net = autocast_net(network(), Policy.parse("mixed_float8"))
     net.hybridize(**STATIC)
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
     images, labels = mx.nd.random.normal(shape=(16, 3, 5, 5)), mx.nd.arange(16) % 4
     losses = []
     for _ in range(60):
-        with autograd.record():
-            loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels)
-        loss.backward()
+        loss = backward_from(lambda: gluon.loss.SoftmaxCrossEntropyLoss()(net(images), labels))
         trainer.step(16)
         losses.append(loss.mean().asscalar())
     assert losses[-1] < losses[0] / 2

@@ -19,6 +19,7 @@ from helpers import (
     WAYS,
     assert_same_bits,
     in_sequence,
+    initialized,
     parameters_of,
     train,
 )
@@ -53,12 +54,10 @@ class Small(nn.HybridBlock):
 
 def original_and_import() -> tuple[gluon.HybridBlock, gluon.SymbolBlock]:
     mx.random.seed(0)
-    net = Small()
-    net.initialize(mx.init.Xavier())
+    net = initialized(Small(), mx.init.Xavier())
     net(IMAGES)
     data = mx.sym.var("data")
-    imported = gluon.SymbolBlock(list(net(data)), data)
-    imported.initialize()
+    imported = initialized(gluon.SymbolBlock(list(net(data)), data))
     imported(IMAGES)
     own = imported.collect_params()
     for name, parameter in net.collect_params().items():
@@ -133,33 +132,28 @@ def test_it_trains_as_a_part_of_a_network(way, hybridize):
     inner = mx.sym.Activation(
         mx.sym.Convolution(data, kernel=(3, 3), num_filter=8, name="c"), act_type="relu"
     )
-    net = in_sequence(nn.Conv2D(8, 3), gluon.SymbolBlock(inner, data), nn.Dense(3))
-    net.initialize()
+    net = initialized(in_sequence(nn.Conv2D(8, 3), gluon.SymbolBlock(inner, data), nn.Dense(3)))
     WAYS[way](net)  # before shapes are known
     net.hybridize(hybridize, **STATIC)
-    labels = mx.nd.array([0, 1, 2, 0], dtype="int32")
-    losses = train(net, [IMAGES], labels, steps=4)
+    losses = train(net, [IMAGES], mx.nd.array([0, 1, 2, 0], dtype="int32"), steps=4)
     assert losses[-1].mean() < losses[0].mean()
 
 
 @pytest.mark.filterwarnings("ignore:Parameter .* is already initialized:UserWarning")
 def test_a_feature_expander_of_gluoncv_is_cast():
-    backbone = gluon.model_zoo.vision.resnet18_v1(classes=10)
-    backbone.initialize()
+    backbone = initialized(gluon.model_zoo.vision.resnet18_v1(classes=10))
     backbone(mx.nd.zeros((1, 3, 64, 64)))
     internals = backbone(mx.sym.var("data")).get_internals().list_outputs()
     last = next(name for name in internals if name.endswith("stage4_activation1_output"))
     last = last.removeprefix(backbone.prefix)
-    net = FeatureExpander(backbone, outputs=[last], num_filters=[16], inputs=("data",))
-    net.initialize()
+    net = initialized(FeatureExpander(backbone, outputs=[last], num_filters=[16], inputs=("data",)))
     images = mx.nd.random.normal(shape=(2, 3, 64, 64))
     net(images)
     for name, variance in net.collect_params(".*var").items():
         if name.startswith("expand"):  # gluoncv's are random, some negative: NaN, which ReLU hides
             variance.set_data(mx.nd.ones(variance.shape))
     expected = [one.asnumpy() for one in net(images)]
-    report = mpgluon.cast_block(net)
-    assert report.cast == (net.name,)
+    assert mpgluon.cast_block(net).cast == (net.name,)
     norms = [p for name, p in net.collect_params().items() if "batchnorm" in name or "_bn" in name]
     assert norms
     assert all(np.dtype(parameter.dtype) == np.float32 for parameter in norms)
@@ -204,8 +198,7 @@ def fused_by_a_backend():
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_cannot_be_cast_is_refused_and_nothing_is_changed(make, reason):
-    net = in_sequence(nn.Dense(4, in_units=3), make())
-    net.initialize()
+    net = initialized(in_sequence(nn.Dense(4, in_units=3), make()))
     attributes = [set(vars(block)) for block in (net, *net)]
     with pytest.raises(PrecisionError, match=rf"{net[1].name}.*{reason}.*keep_fp32"):
         mpgluon.cast_block(net)

@@ -14,6 +14,7 @@ from mpgluon.formats.tensor_core import TensorCoreSums
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import autocast_net, initialized
 from mxnet import autograd
 from mxnet.gluon import nn
 
@@ -49,8 +50,7 @@ class Attention(nn.HybridBlock):
 
     def hybrid_forward(self, F, x, matrix):
         x = F.reshape(x, (0, 0, -1))
-        scores = F.batch_dot(x, x, transpose_b=True)
-        mixed = F.batch_dot(lhs=scores, rhs=x)
+        mixed = F.batch_dot(lhs=F.batch_dot(x, x, transpose_b=True), rhs=x)
         projected = F.dot(F.transpose(mixed, (0, 2, 1)), matrix, transpose_b=True)
         return F.FullyConnected(
             weight=matrix, data=projected, no_bias=True, num_hidden=64, flatten=False
@@ -106,8 +106,7 @@ def test_imperative_and_hybridized_runs_have_equal_bits_that_fp32_sums_do_not_ha
 
 
 def test_a_dense_layer_rounds_the_native_sum_and_its_bias_once():
-    net = nn.Dense(6, in_units=50)
-    net.initialize(mx.init.Normal(1))
+    net = initialized(nn.Dense(6, in_units=50), mx.init.Normal(1))
     amp.autocast(net, policy_of("float16 volta"))
     data = mx.nd.array(np.random.RandomState(0).randn(4, 50))
     wide = [
@@ -150,9 +149,7 @@ class Loop(nn.HybridBlock):
 
 
 def test_a_product_inside_a_traced_loop_is_refused_and_runs_imperatively():
-    net = Loop()
-    net.initialize()
-    amp.autocast(net, policy_of("float16 hopper"))
+    net = autocast_net(initialized(Loop()), policy_of("float16 hopper"))
     data = mx.nd.ones((2, 3, 8))
     assert net(data).shape[0] == 2
     net.hybridize()
@@ -190,8 +187,7 @@ def test_products_of_empty_arrays_are_empty(shape):
             return F.batch_dot(x, x, transpose_b=True)
 
     with mx.util.np_shape(active=True):
-        net = Product()
-        amp.autocast(net, policy_of("float16 hopper"))
+        net = autocast_net(Product(), policy_of("float16 hopper"))
         with autograd.record():
             assert net(mx.nd.zeros(shape)).shape == (shape[0], shape[1], shape[1])
 

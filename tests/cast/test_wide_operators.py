@@ -9,7 +9,7 @@ import subprocess
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, EACH_WAY, WAYS, run_python
+from helpers import BOTH, EACH_WAY, in_way, initialized, run_python
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -27,9 +27,7 @@ class Function(gluon.HybridBlock):
 
 
 def results_of(function, way, values, *, hybridize):
-    net = Function(function)
-    net.initialize(mx.init.One())
-    WAYS[way](net)
+    net = in_way(way, initialized(Function(function), mx.init.One()))
     net.hybridize(hybridize)
     return net(mx.nd.array(values)).asnumpy()
 
@@ -57,8 +55,7 @@ def test_an_image_is_warped_at_positions_in_fp32(way, hybridize):
         grid = F.GridGenerator(identity, transform_type="affine", target_shape=(2, 512))
         return F.BilinearSampler(x, grid)
 
-    found = results_of(warped, way, rows, hybridize=hybridize)
-    assert np.abs(found - rows).max() < 0.01
+    assert np.abs(results_of(warped, way, rows, hybridize=hybridize) - rows).max() < 0.01
 
 
 CLIPPED_IN_ANOTHER_LOCALE = """

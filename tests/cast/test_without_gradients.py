@@ -5,8 +5,18 @@ from __future__ import annotations
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import EACH_WAY, SAME_BITS_HYBRIDIZED, STATIC, WAYS, assert_same_bits, gradients_of
-from mxnet import autograd, gluon
+from helpers import (
+    EACH_WAY,
+    SAME_BITS_HYBRIDIZED,
+    STATIC,
+    WAYS,
+    assert_same_bits,
+    backward_from,
+    gradients_of,
+    in_way,
+    initialized,
+)
+from mxnet import gluon
 from mxnet.gluon import nn
 
 USES = {
@@ -47,14 +57,10 @@ def train_once(way, use, *, hybridize=False):
     """Return a gated network after its backward pass, and its gradients."""
     np.random.seed(0)
     mx.random.seed(0)
-    net = Gated(USES[use])
-    net.initialize(mx.init.Normal(1.0))
-    WAYS[way](net)
+    net = in_way(way, initialized(Gated(USES[use]), mx.init.Normal(1.0)))
     net.hybridize(hybridize)
     images = mx.nd.array(np.random.RandomState(0).standard_normal((4, 8)))
-    with autograd.record():
-        loss = (net(images) ** 2).sum()
-    loss.backward()
+    backward_from(lambda: (net(images) ** 2).sum())
     mx.nd.waitall()
     return net, gradients_of(net)
 
@@ -90,9 +96,7 @@ def test_a_weight_itself_still_receives_zeros(way):
     WAYS[way](net)
     net.weight.data()._fresh_grad = False
     images.attach_grad()
-    with autograd.record():
-        loss = net(images).sum()
-    loss.backward()
+    backward_from(lambda: net(images).sum())
     assert net.weight.data()._fresh_grad
     assert not net.weight.grad().asnumpy().any()
 
@@ -116,15 +120,12 @@ class WithAddend(gluon.HybridBlock):
 @EACH_WAY
 def test_what_is_added_to_a_variable_without_gradient_has_its_own_in_a_static_graph(way, addend):
     x, mask = np.float32([[1, 2, 3], [-2, 4, 5]]), np.float32([[2, -3, 1], [1, 2, -6]])
-    net = WithAddend(mask if addend == "frozen" else None)
-    WAYS[way](net)
+    net = in_way(way, WithAddend(mask if addend == "frozen" else None))
     net.hybridize(**STATIC)
     inputs = [mx.nd.array(x)]
     if addend != "frozen":
         inputs.append(mx.nd.array(mask, dtype="float16" if "16" in addend else "float32"))
     for _ in range(3):
-        with autograd.record():
-            result = net(*inputs)
-        result.backward()
+        backward_from(lambda: net(*inputs))
     gradient = (np.sign(x + mask) * x).sum(0, keepdims=True)
     np.testing.assert_array_equal(net.weight.grad().asnumpy(), gradient)

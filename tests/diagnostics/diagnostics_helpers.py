@@ -8,7 +8,8 @@ from mpgluon_tools.diagnostics.observe import Batch
 
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from helpers import backward_from, with_loss_scale
+from mxnet import gluon
 from mxnet.gluon import nn
 
 WAYS = {
@@ -68,16 +69,11 @@ def make_net(*extra, way="float32", hybridize=False):
 def scaled_trainer(net, loss_scale, learning_rate=2.0**-30):
     """Return a Trainer with masters and a loss scale."""
     options = {"learning_rate": learning_rate, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, loss_scale)
-    return trainer
+    return with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", options), loss_scale)
 
 
 def backward(net, trainer, batch):
-    with autograd.record():
-        loss = batch.loss_fn(net(batch.inputs), batch.labels)
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
+    backward_from(lambda: batch.loss_fn(net(batch.inputs), batch.labels), trainer)
 
 
 def train_step(net, trainer, batch):
@@ -86,7 +82,6 @@ def train_step(net, trainer, batch):
 
 
 def make_batch():
-    data = np.random.RandomState(1)
-    images = mx.nd.array(data.standard_normal((4, 3, 6, 6)))
+    images = mx.nd.array(np.random.RandomState(1).standard_normal((4, 3, 6, 6)))
     labels = mx.nd.array([0, 1, 2, 3], dtype="int32")
     return Batch(images, labels, gluon.loss.SoftmaxCrossEntropyLoss())

@@ -145,20 +145,13 @@ def _layer(family: str, random: Random) -> Callable[[], gluon.Block]:
     """Return a function that makes a layer that keeps all of a batch's shape but the channels."""
     size = random.choice((4, 5, 6))
     pooling = {"pool_size": 3, "strides": 1, "padding": 1}
-    norms = [
-        lambda: nn.LayerNorm(),
-        lambda: nn.BatchNorm(axis=1 if family == "images" else -1),
-    ]
+    norms = [lambda: nn.LayerNorm(), lambda: nn.BatchNorm(axis=1 if family == "images" else -1)]
     everywhere = [_product(family, size), lambda: nn.Activation("relu"), *norms]
     own = {
         "images": [
-            lambda: nn.Conv2D(size, 1, use_bias=False),
-            lambda: nn.Conv2D(size, 3, padding=1),
-            lambda: nn.MaxPool2D(**pooling),
-            lambda: nn.AvgPool2D(**pooling),
-            lambda: nn.GroupNorm(),
-            lambda: nn.InstanceNorm(),
-            lambda: SumPooling(),
+            lambda: nn.Conv2D(size, 1, use_bias=False), lambda: nn.Conv2D(size, 3, padding=1),
+            lambda: nn.MaxPool2D(**pooling), lambda: nn.AvgPool2D(**pooling),
+            lambda: nn.GroupNorm(), lambda: nn.InstanceNorm(), lambda: SumPooling(),
             lambda: Residual(lambda: nn.MaxPool2D(**pooling), *norms[:1]),
         ],
         "vectors": [
@@ -172,7 +165,7 @@ def _layer(family: str, random: Random) -> Callable[[], gluon.Block]:
             lambda: rnn.RNN(size, activation="relu", layout="NTC"),
             lambda: rnn.GRU(size, layout="NTC"),
         ],
-    }[family]
+    }[family]  # fmt: skip
     return random.choice([*everywhere, *own])
 
 

@@ -25,14 +25,6 @@ def make_net(prefix="net_"):
     return net
 
 
-def make_wider_net():
-    """Return a network with one other shape."""
-    net = nn.HybridSequential()
-    net.add(nn.Dense(9, in_units=6), nn.BatchNorm(in_channels=9), nn.Dropout(0.5))
-    net.add(nn.Dense(8, in_units=9), nn.BatchNorm(in_channels=8), nn.Dense(3, in_units=8))
-    return net
-
-
 def make_deferred_net():
     """Return the first network without shapes and values."""
     net = nn.HybridSequential()

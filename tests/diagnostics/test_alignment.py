@@ -8,6 +8,7 @@ from mpgluon_tools.diagnostics.alignment import alignment_report
 
 import mxnet as mx
 import pytest
+from helpers import in_sequence
 from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
@@ -28,9 +29,9 @@ def sizes(report):
 
 
 def small_network(**kwargs):
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(16, 3, **kwargs), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(101))
-    return net
+    return in_sequence(
+        nn.Conv2D(16, 3, **kwargs), nn.BatchNorm(), nn.Activation("relu"), nn.Dense(101)
+    )
 
 
 def test_the_products_of_a_small_network_are_those_counted_by_hand():
@@ -175,11 +176,9 @@ def test_a_cast_or_hybridized_network_has_the_same_report(cast, initialized):
 
 
 def test_the_table_shows_what_is_misaligned_or_everything():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(16), nn.Dense(101))
+    net = in_sequence(nn.Dense(16), nn.Dense(101))
     report = alignment_report(net, (8, 32))
-    assert len(report.table().rows) == 1
-    assert len(report.table(everything=True).rows) == 2
+    assert (len(report.table().rows), len(report.table(everything=True).rows)) == (1, 2)
     share = 8 * 16 * 101 / (8 * 16 * (32 + 101))
     assert report.misaligned_share == pytest.approx(share)
     assert "1 of 2 products have a size that is" in str(report)

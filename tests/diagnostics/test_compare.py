@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Batch, InTwoSteps, Times, make_batch, make_net
-from helpers import in_sequence
+from helpers import in_sequence, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -33,16 +33,14 @@ class AllInOne(nn.HybridBlock):
 
 def float16_batch(*inputs):
     """Return inputs in float16, whose products and sums are float16 from the first block on."""
-    arrays = tuple(mx.nd.array(one, dtype="float16") for one in inputs)
-    return Batch(arrays, None, lambda y, _: y)
+    return Batch(tuple(mx.nd.array(one, dtype="float16") for one in inputs), None, lambda y, _: y)
 
 
 def error_when_kept(net, batch, blocks):
     """Return the relative error of the result with some blocks kept; the network stays cast."""
     with autograd.train_mode():
         reference = net(*(one.astype("float32") for one in batch.arguments)).asnumpy()
-    keep = (*mpgluon.NORMALIZATION_LAYERS, *blocks)
-    amp.autocast(net, "float16", keep_fp32=keep)
+    amp.autocast(net, "float16", keep_fp32=(*mpgluon.NORMALIZATION_LAYERS, *blocks))
     with autograd.train_mode():
         result = net(*batch.arguments).asnumpy()
     return np.linalg.norm(result - reference) / np.linalg.norm(reference)
@@ -172,8 +170,7 @@ def several_outputs(F, x):
     ids=["called twice", "lstm", "bidirectional gru", "several outputs"],
 )
 def test_layers_of_every_kind_introduce_some_rounding_errors(make, shape, layers):
-    net = make()
-    net.initialize(mx.init.Normal(0.3))
+    net = initialized(make(), mx.init.Normal(0.3))
     batch = Batch(mx.nd.random.normal(shape=shape), None, lambda y, _: y)
     net(batch.inputs)
     comparison = compare_with_fp32(net, batch)
@@ -181,9 +178,6 @@ def test_layers_of_every_kind_introduce_some_rounding_errors(make, shape, layers
     assert 0 < comparison.layers[0].introduced < 32 * FLOAT16.unit_roundoff
     assert comparison.layers[0].output < 32 * FLOAT16.unit_roundoff
     assert comparison.result < 32 * FLOAT16.unit_roundoff
-
-
-# Blocks that have blocks in them and compute something themselves
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
@@ -198,8 +192,7 @@ def test_a_dense_layer_introduces_the_error_of_its_product_and_not_of_its_activa
     narrow = [array.astype("float16").astype("float64") for array in (inputs, weights)]
     product = (narrow[0] @ narrow[1].T).astype("float16")
     expected = np.linalg.norm(product - reference) / np.linalg.norm(reference)
-    batch = Batch(mx.nd.array(inputs), None, lambda y, _: y)
-    layer = compare_with_fp32(net, batch).layers[0]
+    layer = compare_with_fp32(net, Batch(mx.nd.array(inputs), None, lambda y, _: y)).layers[0]
     assert layer.block is net[0]
     # The oracle sums four products in float64, which float32 does to 4 * 2^-24 of 2^-12.
     assert layer.introduced == pytest.approx(expected, rel=4 * 2**-24 / 2**-12)
@@ -282,8 +275,7 @@ class Scale(nn.HybridBlock):
 
 
 def test_parameters_that_a_cast_has_rounded_take_part_in_the_trial():
-    net = in_sequence(Scale(), Times(2.0**-10, "down_"))
-    net.initialize()
+    net = initialized(in_sequence(Scale(), Times(2.0**-10, "down_")))
     net[0].factor.set_data(mx.nd.full(4, 256.0))
     batch = float16_batch(np.linspace(1, 2, 8).reshape((2, 4)))
     mpgluon.cast_block(net)
@@ -292,9 +284,6 @@ def test_parameters_that_a_cast_has_rounded_take_part_in_the_trial():
     mpgluon.restore(net)
     # Under autocast the factors are FP32, and a product with one of them is FP32.
     assert compare_with_fp32(net, batch).layers[0].introduced < FLOAT16.unit_roundoff
-
-
-# Reports
 
 
 def test_a_layer_that_keep_fp32_cannot_change_is_not_suggested():

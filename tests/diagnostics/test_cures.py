@@ -10,7 +10,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Times
-from mxnet import autograd, gluon
+from helpers import autocast_net, backward_from
+from mxnet import gluon
 from mxnet.gluon import nn
 
 INPUTS = mx.nd.array(np.random.RandomState(0).standard_normal((4, 6)))
@@ -34,8 +35,7 @@ class OnlyFloat16Later(nn.HybridBlock):
     """Multiplies by a matrix in float16, which MXNet refuses on a CPU, when it is waited for."""
 
     def hybrid_forward(self, F, x):
-        half = F.cast(x, "float16")
-        return F.dot(half, mx.nd.ones((x.shape[1], 5), dtype="float16"))
+        return F.dot(F.cast(x, "float16"), mx.nd.ones((x.shape[1], 5), dtype="float16"))
 
 
 def outputs_alone(outputs, _):
@@ -75,10 +75,7 @@ def growing():
 
 def step(net, trainer, inputs, loss_fn):
     """Return whether the losses and the gradients of a step are finite."""
-    with autograd.record():
-        loss = loss_fn(net(inputs), None)
-        with amp.scale_loss(loss, trainer) as scaled:
-            scaled.backward()
+    loss = backward_from(lambda: loss_fn(net(inputs), None), trainer)
     gradients = [p.grad() for p in net.collect_params().values() if p.grad_req != "null"]
     return all(np.isfinite(array.asnumpy()).all() for array in (loss, *gradients))
 
@@ -211,8 +208,7 @@ def test_the_largest_loss_scale_that_fits_is_found_down_to_a_tiny_one(power, tmp
         return y * 2.0**power
 
     def fits(exponent):
-        net = network()
-        amp.autocast(net)
+        net = autocast_net(network())
         trainer = trainer_of(net)
         amp.init_trainer(trainer, StaticLossScale(2.0**exponent))
         return step(net, trainer, INPUTS, loss_fn)
@@ -271,10 +267,7 @@ def test_inputs_and_labels_in_float16_are_widened_for_other_formats(tmp_path):
     recorder = FlightRecorder(net, trainer, tmp_path)
     inputs, labels = INPUTS.astype("float16"), mx.nd.ones((4, 3), dtype="float16")
     with recorder.step(inputs, labels):
-        with autograd.record():
-            loss = loss_fn(net(inputs), labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        backward_from(lambda: loss_fn(net(inputs), labels), trainer)
         trainer.step(4)
     (file,) = tmp_path.iterdir()
     again = replay(file, network(), loss_fn=loss_fn)

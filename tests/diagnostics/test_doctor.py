@@ -56,8 +56,7 @@ def having(facts, **distributions):
 
 
 def without(facts, name):
-    rest = {n: v for n, v in facts.distributions.items() if n != name}
-    return replace(facts, distributions=rest)
+    return replace(facts, distributions={n: v for n, v in facts.distributions.items() if n != name})
 
 
 def setting(facts, **variables):
@@ -259,9 +258,6 @@ def test_the_wheels_that_are_named_are_those_of_the_extra():
     listed = set(re.findall(r'"(nvidia-[\w-]+)==', extra))
     assert len(listed) == 10
     assert set(CUDA_WHEELS.values()) == listed
-
-
-# --- gathering ---------------------------------------------------------------------------------
 
 
 def test_the_first_processor_of_cpuinfo_is_read():

@@ -70,8 +70,7 @@ def test_a_loss_scale_moves_the_histogram_and_does_nothing_else(power):
 
 
 def test_shares_add_up_and_are_zero_where_all_is_zero():
-    rng = np.random.default_rng(0)
-    values = np.exp(rng.normal(-8, 10, 1000)).astype(np.float32)
+    values = np.exp(np.random.default_rng(0).normal(-8, 10, 1000)).astype(np.float32)
     for fmt in (FLOAT16, BFLOAT16):
         assert sum(exponent_histogram([values]).shares(fmt).values()) == pytest.approx(1)
     assert set(histogram(0.0).shares().values()) == {0.0}

@@ -13,14 +13,7 @@ import sys
 from pathlib import Path
 
 import mpgluon
-from mpgluon import (
-    CheckpointError,
-    DynamicLossScale,
-    Policy,
-    StaticLossScale,
-    TrainerStateError,
-    amp,
-)
+from mpgluon import CheckpointError, DynamicLossScale, Policy, StaticLossScale, amp
 from mpgluon.base.archive import read_archive, write_archive
 from mpgluon.base.processor import computing_threads, recorded_threads
 from mpgluon.diagnostics import FlightRecorder, replay
@@ -32,7 +25,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import WAYS
-from helpers import STATIC, assert_same_bits, gradients_of, parameters_of
+from helpers import STATIC, assert_same_bits, gradients_of, in_sequence, parameters_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
@@ -136,9 +129,6 @@ def recorded(tmp_path):
     training.blow_up()
     assert training.step()
     return training
-
-
-# --- what is replayed
 
 
 @pytest.mark.multiprocess
@@ -300,8 +290,7 @@ def test_what_follows_the_layer_is_kept_in_fp32_too_and_so_is_what_was(tmp_path)
     net[2].weight.set_data(net[2].weight.data() * 2.0**-20)
     training = Training(tmp_path, net=net, way="float32", flags=None, scale=StaticLossScale(8.0))
     assert training.step()
-    plain = nn.HybridSequential()
-    plain.add(nn.Dense(8), nn.Dense(8), nn.Dense(3))
+    plain = in_sequence(nn.Dense(8), nn.Dense(8), nn.Dense(3))
     cures = {cure.name: cure for cure in replay(training.newest, plain).cures}
     assert not cures["net[1] in FP32"].saves
     both = cures["net[1], net[2] in FP32"]
@@ -357,14 +346,10 @@ def test_a_network_without_shapes_and_a_loss_of_ones_own_are_replayed(tmp_path, 
     ("fields", "text"),
     [
         ({}, "compute=bfloat16"),
-        (
-            {"emulate": True, "param_dtype": "bfloat16", "compute_dtype": "bfloat16"},
-            "params=bfloat16,compute=bfloat16,emulate=true",
-        ),
-        (
-            {"accumulation": "volta", "compute_dtype": "float16"},
-            "compute=float16,accumulation=volta",
-        ),
+        ({"emulate": True, "param_dtype": "bfloat16", "compute_dtype": "bfloat16"},
+            "params=bfloat16,compute=bfloat16,emulate=true"),
+        ({"accumulation": "volta", "compute_dtype": "float16"},
+            "compute=float16,accumulation=volta"),
         (
             {
                 **{"compute_dtype": "float8_e4m3", "gradient_dtype": "float8_e5m2"},
@@ -374,7 +359,7 @@ def test_a_network_without_shapes_and_a_loss_of_ones_own_are_replayed(tmp_path, 
             "amax_history=16",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_policy_is_read_from_the_fields_that_0_2_0_wrote(fields, text):
     written = {
         **{"param_dtype": "float32", "compute_dtype": "bfloat16", "output_dtype": "float32"},
@@ -403,9 +388,6 @@ def test_blocks_and_operators_that_were_kept_in_fp32_are_kept_again(tmp_path):
     assert with_fewer_rules.kept == ("0", "1", "4", "3")
     assert with_fewer_rules.operators_fp32 == ()
     assert not {"3", "3.0"} & {place for place, _ in with_fewer_rules.operators_16}
-
-
-# --- what recording does to a run
 
 
 def test_a_run_with_a_recorder_computes_the_same_and_copies_nothing(tmp_path, monkeypatch):
@@ -479,7 +461,7 @@ class InTurn:
                 self.draws.append(mx.nd.random.uniform().asscalar())
                 with autograd.record():
                     loss = self.net[layer](mx.nd.ones((2, 3))).sum()
-                loss.backward()
+                autograd.backward(loss)
                 self.recorder.check_loss(loss * factor)
             self.trainer.step(1, ignore_stale_grad=True)
 
@@ -559,12 +541,9 @@ def test_a_step_that_the_recorder_was_not_told_of_is_warned_of(tmp_path, caplog)
     assert not training.folder.exists()
 
 
-# --- bad values, names and files
-
-
 def test_a_recorder_needs_a_trainer_that_skips_steps(tmp_path):
     net = make_net()
-    with pytest.raises(TrainerStateError, match="has no loss scale yet"):
+    with pytest.raises(mpgluon.TrainerStateError, match="has no loss scale yet"):
         FlightRecorder(net, gluon.Trainer(net.collect_params(), "sgd"), tmp_path)
 
 

@@ -49,17 +49,13 @@ FAULTS = {
     "columns": (columns, IMPERATIVE, None, "columns", False),
     "halves": (halves, IMPERATIVE, WEIGHT, "8 channels", False),
     "last": (lambda F, x: F.SequenceLast(x), IMPERATIVE, None, "outside of its array", True),
-    "bfloat16": (
-        lambda F, x: F.transpose(F.amp_cast(x, dtype="bfloat16")),
-        *(IMPERATIVE, None, "bfloat16", False),
-    ),
-    "weight": (
-        lambda F, x, y: deconvolution(F, x, F.tanh(y)),
-        *(IMPERATIVE, WEIGHT, "weight is computed", False),
-    ),
+    "bfloat16": (lambda F, x: F.transpose(F.amp_cast(x, dtype="bfloat16")),
+        *(IMPERATIVE, None, "bfloat16", False)),
+    "weight": (lambda F, x, y: deconvolution(F, x, F.tanh(y)),
+        *(IMPERATIVE, WEIGHT, "weight is computed", False)),
     "backend": (lambda F, x: F.relu(x), {"backend": "MKLDNN"}, None, "backend MKLDNN", True),
     "input": (lambda _, x, y: [x, y], {}, (2, 3), "returns its input", False),
-}
+}  # fmt: skip
 
 
 def said(net, *shapes):
@@ -100,8 +96,7 @@ class Attention(gluon.HybridBlock):
 
     def hybrid_forward(self, F, x, mask):
         scores = F.batch_dot(self.query(x), self.key(x), transpose_b=True)
-        weights = F.softmax(F.broadcast_add(scores, mask))
-        return self.norm(x + F.batch_dot(weights, x))
+        return self.norm(x + F.batch_dot(F.softmax(F.broadcast_add(scores, mask)), x))
 
 
 @pytest.mark.parametrize("flags", [IMPERATIVE, {}, {**STATIC, "static_shape": True}], ids=str)
@@ -119,6 +114,5 @@ def test_nothing_is_said_of_sound_networks(flags):
 def test_optimizers_whose_devices_drift_apart_are_found(optimizer, found):
     net = nn.Dense(2, in_units=2)
     net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    trainer = gluon.Trainer(net.collect_params(), optimizer)
-    errors = check_training(net, trainer).at_level("error")
+    errors = check_training(net, gluon.Trainer(net.collect_params(), optimizer)).at_level("error")
     assert [one.topic for one in errors] == ["optimizer"] * found

@@ -51,47 +51,115 @@ def test_the_same_run_twice_is_equal(reference, tmp_path):
     assert str(found) == "No difference in 5 recorded steps, 1 to 5."
 
 
-def test_another_epsilon_of_a_batch_norm(reference, tmp_path):
-    found = compare(reference(), planted(tmp_path, lambda run: set_epsilon(run.net[1], 1e-2)))
-    assert found.step == 1
-    assert found.difference.id[:2] == ("activation", "1")
-    assert found.difference.block == "BatchNorm"
-    assert found.difference.is_rounding is False
-    # It normalizes each channel over 8 images of 6 by 6 pixels.
-    assert "computes something else. Rounding alone does not explain it: sums of 288 numbers" in (
-        found.sentence
-    )
+@at(3)
+def round_up(run):
+    weight = run.net[3].weight.data()
+    code = weight.asnumpy()
+    code[0, 0] = np.nextafter(code[0, 0], np.float16(np.inf))
+    weight[:] = mx.nd.array(code, dtype="float16")
 
 
-def set_epsilon(norm, epsilon):
-    norm._kwargs["eps"] = epsilon
+def transpose(run):
+    weight = run.net[0].weight.data()
+    weight[:] = weight.swapaxes(2, 3)
 
 
-def test_a_lost_cast(reference, tmp_path):
-    def keep(run):
-        run.cast_options = {"keep_fp32": [nn.BatchNorm, run.net[5]]}
-
-    found = compare(reference(), planted(tmp_path, keep))
-    assert found.step == 1
-    assert found.difference.id == ("weight", "5.weight", 0)
-    assert found.difference.formats == ("float16", "float32")
-    assert "a cast, or a layer in FP32, was lost or added" in found.sentence
+def swap_labels(run):
+    first = run.labels[2]
+    other = np.flatnonzero(first != first[0])[0]
+    first[[0, other]] = first[[other, 0]]
 
 
-def test_one_number_rounded_to_the_other_side(reference, tmp_path):
-    @at(3)
-    def round_up(run):
-        weight = run.net[3].weight.data()
-        code = weight.asnumpy()
-        code[0, 0] = np.nextafter(code[0, 0], np.float16(np.inf))
-        weight[:] = mx.nd.array(code, dtype="float16")
+@at(4)
+def lose_momentum(run):
+    for updater in run.trainer._updaters:
+        for momentum in updater.states.values():
+            momentum[:] = 0
 
-    found = compare(reference(), planted(tmp_path, before_step=round_up))
-    assert found.step == 3
-    assert found.agrees_until == 2
-    assert found.difference.id == ("weight", "3.weight", 0)
-    assert (found.difference.differing, found.difference.units) == (1, 1.0)
-    assert "step 2 left equal ones, so they were changed after it" in found.sentence
+
+@at(4)
+def lose_states(run):
+    run.trainer._updaters[0].states.clear()
+    run.trainer._updaters[0].states_synced.clear()
+
+
+def decode_again(run):
+    run.images[1] = np.round(run.images[1] * 255) / 255
+
+
+class Faulty(nn.Activation):
+    """The same result; its gradient is that of half of it."""
+
+    def hybrid_forward(self, F, x):
+        result = F.relu(x)
+        return result * 0.5 + F.BlockGrad(result) * 0.5
+
+
+def one_layer_more(run):
+    run.net.add(nn.Dense(5, in_units=5))
+    run.net[6].initialize(mx.init.Xavier())
+
+
+CHANGES = {
+    # The change; the step that differs; attributes of the difference; words.
+    "another epsilon of a batch norm": (
+        lambda run: run.net[1]._kwargs.update(eps=1e-2),
+        1, {"kind": "activation", "name": "1", "block": "BatchNorm", "is_rounding": False},
+        # It normalizes each channel over 8 images of 6 by 6 pixels.
+        ["computes something else. Rounding alone does not explain it: sums of 288 numbers"]),
+    "a lost cast": (
+        lambda run: setattr(run, "cast_options", {"keep_fp32": [nn.BatchNorm, run.net[5]]}),
+        1, {"id": ("weight", "5.weight", 0), "formats": ("float16", "float32")},
+        ["a cast, or a layer in FP32, was lost or added"]),
+    "a transposed weight": (transpose, 1, {"id": ("weight", "0.weight", 0)},
+        ["The norm is the same, as of a transposed"]),
+    "a swapped label": (swap_labels, 3, {"kind": "label", "differing": 2},
+        ["The labels are not the same ones, while the inputs are."]),
+    "a frozen layer": (
+        lambda run: run.net[3].collect_params().setattr("grad_req", "null"), 1, {},
+        ["the gradient of 3.weight is in the first recording only",
+         "3.weight is frozen in the other (its grad_req is 'null')"]),
+    "another image decoder": (decode_again, 2, {"id": ("input", "0", 0)},
+        ["another order, augmentation, decoder or normalization"]),
+    "a fault in a backward pass": (
+        lambda run: setattr(run.net[2], "__class__", Faulty), 1,
+        {"id": ("activation gradient", "1", 0)},
+        ["the backward pass of what takes its result differs"]),
+    "another network": (one_layer_more, 1, {},
+        ["networks: the second alone has weight of 6.weight, weight of 6.bias, activation of 6"]),
+    "another learning rate": (lambda run: run.options.update(learning_rate=0.06), 1, {},
+        ["learning rate 0.05 and 0.06"]),
+    "another loss scale": (lambda run: setattr(run, "scale", 8.0), 1, {},
+        ["loss scale 16.0 and 8.0"]),
+    "another weight decay": (lambda run: run.options.update(wd=1e-2), 1, {},
+        ["in the update: update of"]),
+    "another loss": (
+        lambda run: setattr(run, "loss_fn", gluon.loss.SoftmaxCrossEntropyLoss(weight=2.0)), 1, {},
+        ["in the forward pass: loss"]),
+    "one number rounded to the other side": (lambda run: setattr(run, "before_step", round_up),
+        3, {"id": ("weight", "3.weight", 0), "differing": 1, "units": 1.0},
+        ["step 2 left equal ones, so they were changed after it"]),
+    "another random state": (
+        lambda run: setattr(run, "before_step", at(2)(lambda run: setattr(run, "seed", 100))),
+        2, {"block": "Dropout"}, ["another random state"]),
+    "a lost momentum": (lambda run: setattr(run, "before_step", lose_momentum),
+        4, {"kind": "state"},
+        ["The optimizer's arrays (such as the momentum) differ before the step",
+         "step 3 computed other ones, or they were changed after it"]),
+    "an optimizer whose state is gone": (lambda run: setattr(run, "before_step", lose_states),
+        4, {}, ["lost where the run was continued"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_named_with_its_step_and_place(reference, tmp_path, name):
+    change, step, attributes, words = CHANGES[name]
+    found = compare(reference(), planted(tmp_path, change))
+    assert (found.step, found.agrees_until or 0) == (step, step - 1)
+    for attribute, value in attributes.items():
+        of = found.difference.id if attribute in ("kind", "name") else found.difference
+        assert getattr(of, attribute) == value
+    assert all(word in found.sentence for word in words)
 
 
 class Turned(nn.Dense):
@@ -145,51 +213,6 @@ def test_sums_in_another_order(tmp_path, cast, place, other, frozen, name, terms
     assert f"Rounding can explain it: sums of {terms} numbers in another order" in str(found)
 
 
-def test_a_transposed_weight(reference, tmp_path):
-    def transpose(run):
-        weight = run.net[0].weight.data()
-        weight[:] = weight.swapaxes(2, 3)
-
-    found = compare(reference(), planted(tmp_path, transpose))
-    assert found.step == 1
-    assert found.difference.id == ("weight", "0.weight", 0)
-    assert "The norm is the same, as of a transposed" in found.sentence
-
-
-def test_another_random_state(reference, tmp_path):
-    @at(2)
-    def change_seed(run):
-        run.seed = 100
-
-    found = compare(reference(), planted(tmp_path, before_step=change_seed))
-    assert found.step == 2
-    assert found.difference.block == "Dropout"
-    assert "another random state" in found.sentence
-
-
-def test_a_swapped_label(reference, tmp_path):
-    def swap(run):
-        first = run.labels[2]
-        other = np.flatnonzero(first != first[0])[0]
-        first[[0, other]] = first[[other, 0]]
-
-    found = compare(reference(), planted(tmp_path, swap))
-    assert found.step == 3
-    assert found.difference.id.kind == "label"
-    assert found.difference.differing == 2
-    assert "The labels are not the same ones, while the inputs are." in found.sentence
-
-
-def test_a_frozen_layer(reference, tmp_path):
-    def freeze(run):
-        run.net[3].collect_params().setattr("grad_req", "null")
-
-    found = compare(reference(), planted(tmp_path, freeze))
-    assert found.step == 1
-    assert "the gradient of 3.weight is in the first recording only" in found.sentence
-    assert "3.weight is frozen in the other (its grad_req is 'null')" in found.sentence
-
-
 def test_a_parameter_that_no_step_uses(reference, tmp_path):
     def without_bias(F, x, weight, **_):
         return F.FullyConnected(x, weight, no_bias=True, num_hidden=CLASSES)
@@ -203,60 +226,6 @@ def test_a_parameter_that_no_step_uses(reference, tmp_path):
     assert found.step == 1
     assert "the gradient of 5.bias is in the first recording only" in found.sentence
     assert "(its grad_req is 'null'), or not used" in found.sentence
-
-
-def test_momentum_lost_where_the_run_was_continued(reference, tmp_path):
-    @at(4)
-    def forget(run):
-        for updater in run.trainer._updaters:
-            for momentum in updater.states.values():
-                momentum[:] = 0
-
-    found = compare(reference(), planted(tmp_path, before_step=forget))
-    assert found.step == 4
-    assert found.difference.id.kind == "state"
-    assert "The optimizer's arrays (such as the momentum) differ before the step" in found.sentence
-    assert "step 3 computed other ones, or they were changed after it" in found.sentence
-
-
-def test_an_optimizer_whose_state_is_gone_is_named_too(reference, tmp_path):
-    @at(4)
-    def forget(run):
-        run.trainer._updaters[0].states.clear()
-        run.trainer._updaters[0].states_synced.clear()
-
-    found = compare(reference(), planted(tmp_path, before_step=forget))
-    assert found.step == 4
-    assert "lost where the run was continued" in found.sentence
-
-
-def test_another_image_decoder(reference, tmp_path):
-    def decode(run):
-        image = run.images[1]
-        image[:] = np.round(image * 255) / 255
-
-    found = compare(reference(), planted(tmp_path, decode))
-    assert found.step == 2
-    assert found.difference.id == ("input", "0", 0)
-    assert "another order, augmentation, decoder or normalization" in found.sentence
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda run: run.options.update(learning_rate=0.06), "learning rate 0.05 and 0.06"),
-        (lambda run: setattr(run, "scale", 8.0), "loss scale 16.0 and 8.0"),
-        (lambda run: run.options.update(wd=1e-2), "in the update: update of"),
-        (
-            lambda run: setattr(run, "loss_fn", gluon.loss.SoftmaxCrossEntropyLoss(weight=2.0)),
-            "in the forward pass: loss",
-        ),
-    ],
-)
-def test_settings_and_the_loss(reference, tmp_path, change, words):
-    found = compare(reference(), planted(tmp_path, change))
-    assert found.step == 1
-    assert words in found.sentence
 
 
 def with_adam(run):
@@ -324,8 +293,7 @@ def test_a_difference_between_recorded_steps_asks_for_all_of_them(tmp_path):
     other = Run()
     other.before_step = nudge
     found = compare(plain, other.train(tmp_path / "b", every=4))
-    assert found.step == 4
-    assert found.agrees_until == 1
+    assert (found.step, found.agrees_until) == (4, 1)
     assert "record each of these (every=1)" in found.sentence
 
 
@@ -340,8 +308,7 @@ def test_steps_without_activations_name_the_gradient_and_ask_for_them(tmp_path):
     other.before_step = change_loss
     folders = plain.train(tmp_path / "a", **options), other.train(tmp_path / "b", **options)
     found = compare(*folders)
-    assert found.step == 2
-    assert found.difference.id.kind == "loss"
+    assert (found.step, found.difference.id.kind) == (2, "loss")
     assert "record them (activations_every=1) to see the layer" in found.sentence
 
 
@@ -357,23 +324,6 @@ def test_all_values_of_one_and_some_of_the_other_compare_those_that_both_have(tm
     found = compare(Run().train(tmp_path / "a"), folder)
     assert (found.difference.differing, found.difference.values) == (16, 16)
     assert "16 of the 16 values that are kept of 864 differ" in found.sentence
-
-
-def test_a_fault_in_a_backward_pass(reference, tmp_path):
-    class Faulty(nn.Activation):
-        """The same result; its gradient is half of the right one."""
-
-        def hybrid_forward(self, F, x):
-            result = F.relu(x)
-            return result * 0.5 + F.BlockGrad(result) * 0.5
-
-    def plant(run):
-        run.net[2].__class__ = Faulty
-
-    found = compare(reference(), planted(tmp_path, plant))
-    assert found.step == 1
-    assert found.difference.id == ("activation gradient", "1", 0)
-    assert "the backward pass of what takes its result differs" in found.sentence
 
 
 def test_settings_that_differ_stand_with_the_first_difference(tmp_path, monkeypatch):
@@ -410,18 +360,6 @@ def test_whole_arrays_count_every_number(tmp_path):
     assert "but not in the 16 values" in sampled.sentence
 
 
-def test_recordings_of_different_networks_are_named_by_layer(reference, tmp_path):
-    def longer(run):
-        run.net.add(nn.Dense(5, in_units=5))
-        run.net[6].initialize(mx.init.Xavier())
-
-    found = compare(reference(), planted(tmp_path, longer))
-    assert (
-        "networks: the second alone has weight of 6.weight, weight of 6.bias, activation of 6"
-        in found.sentence
-    )
-
-
 def test_another_number_of_devices(reference, tmp_path):
     run = Run()
     run.devices = [mx.cpu(0), mx.cpu(1)]
@@ -431,8 +369,7 @@ def test_another_number_of_devices(reference, tmp_path):
 
 def test_no_step_in_common(tmp_path):
     a = Run().train(tmp_path / "a", steps=1)
-    run = Run()
-    run.train(tmp_path / "b", steps=2, every=2)
+    Run().train(tmp_path / "b", steps=2, every=2)
     (tmp_path / "b" / "step-00000001.npz").unlink()
     with pytest.raises(CheckpointError, match="no recorded step in common: steps 1 to 1"):
         compare(a, tmp_path / "b")

@@ -28,6 +28,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from browser import EXECUTABLE, Browser
+from helpers import in_sequence
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -105,8 +106,7 @@ def test_steps_that_share_a_column_give_their_largest_numbers_and_all_their_expo
     ("steps", "tensors", "columns"), [(200, 10, 200), (1000, 10, 200), (1000, 1000, 125)]
 )
 def test_the_number_of_columns_is_limited(tmp_path, steps, tensors, columns):
-    recorded = {1: [tensor("activation", str(n), [1]) for n in range(tensors)]}
-    recording_of(tmp_path, recorded)
+    recording_of(tmp_path, {1: [tensor("activation", str(n), [1]) for n in range(tensors)]})
     found = columns_of(Recording(tmp_path, range(1, steps + 1)))
     assert len(found) == columns
     assert sorted(n for numbers in found for n in numbers) == list(range(1, steps + 1))
@@ -117,10 +117,8 @@ def test_shares_of_a_tensor(tmp_path):
     steps = {1: [tensor("activation", "a", values, "float16"), tensor("weight", "w", [math.nan])]}
     rows = rows_of(recording_of(tmp_path, steps))
     numbers = numbers_of(rows["activation"]["a"])
-    assert numbers["share that underflows"] == 2 / 4
-    assert numbers["share not finite"] == 3 / 8
-    assert numbers["share of zeros"] == 1 / 8
-    assert numbers["largest value"] == 3
+    assert (numbers["share that underflows"], numbers["share not finite"]) == (2 / 4, 3 / 8)
+    assert (numbers["share of zeros"], numbers["largest value"]) == (1 / 8, 3)
     assert math.isnan(numbers["update over weight"])
     assert math.isnan(numbers_of(rows["weight"]["w"])["largest value"])  # none is finite
 
@@ -138,8 +136,7 @@ def test_updates_are_compared_with_masters_and_gradients_unless_the_step_was_ski
         ),
     ]
     line = {"step": 2, "loss": 1.0, "loss_scale": 1.0, "skipped": True}
-    recording = recording_of(tmp_path, {1: parameter, 2: parameter}, [line])
-    updates = rows_of(recording)["update"]
+    updates = rows_of(recording_of(tmp_path, {1: parameter, 2: parameter}, [line]))["update"]
     numbers = numbers_of(updates["w"])
     assert numbers["update over weight"] == 0.1
     assert numbers["updates lost to rounding"] == pytest.approx(2 / 3)
@@ -178,8 +175,7 @@ def test_codes_are_exact_for_zero_and_nan_and_close_for_all_else():
     assert math.isnan(found[-1])
     counts = np.array([0, 1, 2**40, 3])
     shares = decoded_shares(numerics_page._share_codes(counts))
-    assert shares[0] == 0
-    assert shares[1:] == pytest.approx(counts[1:] / counts.sum(), rel=0.2)
+    assert (shares[0], shares[1:]) == (0, pytest.approx(counts[1:] / counts.sum(), rel=0.2))
 
 
 def test_columns_reach_half_way_to_the_recorded_steps_next_to_them():
@@ -232,9 +228,12 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 def trained(tmp_path_factory):
     """Return the recording of a network in float16 whose first loss scale is too large."""
     mx.random.seed(0)
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Activation("relu"))
-    net.add(nn.Dense(5, in_units=4 * 4 * 4))
+    net = in_sequence(
+        nn.Conv2D(4, 3, in_channels=3),
+        nn.BatchNorm(in_channels=4),
+        nn.Activation("relu"),
+        nn.Dense(5, in_units=4 * 4 * 4),
+    )
     net.initialize(mx.init.Xavier())
     mpgluon.cast_block(net)
     options = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
@@ -271,13 +270,11 @@ def test_a_training_run_has_every_kind_in_the_order_of_the_network(trained, trai
     layers = [(row["name"], row["block"]) for row in maps["activation"]["rows"]]
     assert layers == [("0", "Conv2D"), ("1", "BatchNorm"), ("2", "Activation"), ("3", "Dense")]
     assert [(row["name"], row["block"]) for row in maps["activation gradient"]["rows"]] == layers
-    assert data["skipped"][0] == 1
-    assert data["domain"] == [0.5, 42.5]
+    assert (data["skipped"][0], data["domain"]) == (1, [0.5, 42.5])
     assert [column[:3] for column in data["columns"]] == [[n, n, 1] for n in trained.numbers]
     assert data["columns"][-1][3:] == [37.5, 42.5]
     assert len(data["loss"]) == 42
-    scales = [line["loss_scale"] for line in trained.lines]
-    assert [scale for _, scale in data["scale"]] == scales
+    assert [scale for _, scale in data["scale"]] == [line["loss_scale"] for line in trained.lines]
 
 
 @pytest.fixture(scope="module")
@@ -388,8 +385,7 @@ def click(page, x, y):
 
 
 def test_the_page_has_python_s_numbers_and_histograms(page, trained):
-    kinds = histories_of(trained, columns_of(trained))
-    for place, (kind, rows) in enumerate(kinds.items()):
+    for place, (kind, rows) in enumerate(histories_of(trained, columns_of(trained)).items()):
         wanted = np.stack([one.values for one in rows])
         found = page.evaluate(
             f"""((map) => map.rows.map((_, row) => data.columns.map((_, column) =>
@@ -440,8 +436,7 @@ def test_colours_show_shares_and_what_is_missing(planted):
         [154] * 3 + [255],
         EMPTY,
     ]
-    hidden = planted.evaluate("[get('zero').hidden, get('none').hidden]")
-    assert hidden == [False, False]
+    assert planted.evaluate("[get('zero').hidden, get('none').hidden]") == [False, False]
     planted.send(
         "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}]
     )

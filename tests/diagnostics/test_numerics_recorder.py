@@ -23,7 +23,7 @@ from mpgluon_tools.recorder.numerics.page import write_page
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import run_python
+from helpers import backward_from, cast_net, in_sequence, initialized, run_python, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from numerics_runs import BATCH, Run
@@ -36,27 +36,27 @@ def weights(run):
     return [parameter.data().asnumpy().tobytes() for parameter in parameters]
 
 
-@pytest.mark.parametrize("cast", [None, "float16", "bfloat16", "mixed_float8"])
-def test_recording_changes_no_bit_of_an_imperative_run(tmp_path, cast):
-    runs = [Run(cast=cast), Run(cast=cast)]
-    runs[0].train(tmp_path / "all", every=1)
-    runs[1].train(tmp_path / "one", every=100)
-    assert len(diagnostics.read_numerics(tmp_path / "all").numbers) == 5
-    assert weights(runs[0]) == weights(runs[1])
-
-
-def test_recording_changes_no_bit_of_a_hybridized_run_in_float16(tmp_path):
-    runs = [Run(), Run()]
-    for run, every in zip(runs, (2, 100)):
-        run.net.hybridize(static_alloc=True, static_shape=True)
-        run.train(tmp_path / str(every), every=every)
-    assert weights(runs[0]) == weights(runs[1])
+@pytest.mark.parametrize(
+    ("cast", "hybridize", "every", "options"),
+    [
+        *((cast, False, 1, {}) for cast in (None, "float16", "bfloat16", "mixed_float8")),
+        ("float16", True, 2, {}),
+        (None, True, 1, {"activations_every": 100}),
+    ],
+)
+def test_recording_changes_no_bit_of_a_run(tmp_path, cast, hybridize, every, options):
+    runs = {every: Run(cast=cast), 100: Run(cast=cast)}
+    for steps, run in runs.items():
+        if hybridize:
+            run.net.hybridize(static_alloc=True, static_shape=True)
+        run.train(tmp_path / str(steps), every=steps, **options)
+    assert len(diagnostics.read_numerics(tmp_path / str(every)).numbers) == {1: 5, 2: 3}[every]
+    assert weights(runs[every]) == weights(runs[100])
 
 
 def test_a_step_holds_every_tensor_with_its_numbers(tmp_path):
     run = Run(dropout=0.0)
-    folder = run.train(tmp_path, steps=1)
-    step = diagnostics.read_numerics(folder).step(1)
+    step = diagnostics.read_numerics(run.train(tmp_path, steps=1)).step(1)
     found = {str(name): tensor for name, tensor in step.tensors.items()}
     layers = [f"activation of {number}" for number in range(6)]
     assert [name for name in found if name.startswith("activation of")] == layers
@@ -77,16 +77,12 @@ def test_a_step_holds_every_tensor_with_its_numbers(tmp_path):
 
 def test_gradients_and_updates_are_those_of_the_step(tmp_path):
     mx.random.seed(0)
-    net = nn.Dense(2, use_bias=False, in_units=2)
-    net.initialize(mx.init.One())
+    net = initialized(nn.Dense(2, use_bias=False, in_units=2), mx.init.One())
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5})
     amp.init_trainer(trainer, "none")
     recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path)
     with recorder.step() as told:
-        with autograd.record():
-            told.loss = net(mx.nd.array([[2.0, 0.0]])).sum()
-            with amp.scale_loss(told.loss, trainer) as scaled:
-                scaled.backward()
+        told.loss = backward_from(lambda: net(mx.nd.array([[2.0, 0.0]])).sum(), trainer)
         trainer.step(1)
     step = diagnostics.read_numerics(tmp_path).step(1)
     of = {str(name): tensor.values for name, tensor in step.tensors.items()}
@@ -102,10 +98,7 @@ def test_inputs_and_labels_of_other_dtypes(tmp_path, dtype):
     values = np.array([[0, 1], [1, 1]]).astype(dtype)
     with run.recorder.step([mx.nd.array(values, dtype=dtype)], (3, None)) as told:
         images = mx.nd.array(run.images[1])
-        with autograd.record():
-            told.loss = run.net(images).sum()
-            with amp.scale_loss(told.loss, run.trainer) as scaled:
-                autograd.backward(scaled)
+        told.loss = backward_from(lambda: run.net(images).sum(), run.trainer)
         run.trainer.step(1)
     recorded = diagnostics.read_numerics(tmp_path).step(2).of("input")[0]
     assert recorded.format == dtype
@@ -124,8 +117,7 @@ def test_steps_that_are_skipped_keep_their_gradients_and_flags(tmp_path):
 
 
 def test_every_nth_step_is_recorded_and_each_has_a_line(tmp_path):
-    run = Run()
-    recording = diagnostics.read_numerics(run.train(tmp_path, steps=7, every=3))
+    recording = diagnostics.read_numerics(Run().train(tmp_path, steps=7, every=3))
     assert recording.numbers == [1, 3, 6]
     assert [line["step"] for line in recording.lines] == list(range(1, 8))
     assert all(line["loss"] is not None for line in recording.lines)
@@ -136,17 +128,8 @@ def test_activations_are_recorded_less_often(tmp_path):
     recording = diagnostics.read_numerics(Run().train(tmp_path, **options))
     assert recording.numbers == [1, 2, 4, 6, 8, 10, 12]
     kinds = {step.number: {name.kind for name in step.tensors} for step in recording}
-    with_activations = {number for number, of in kinds.items() if "activation" in of}
-    assert with_activations == {1, 6, 12}
+    assert {number for number, of in kinds.items() if "activation" in of} == {1, 6, 12}
     assert all({"weight", "gradient", "update", "loss"} <= of for of in kinds.values())
-
-
-def test_steps_without_activations_change_no_bit_of_a_hybridized_run(tmp_path):
-    runs = [Run(cast=None), Run(cast=None)]
-    for run, every in zip(runs, (1, 100)):
-        run.net.hybridize(static_alloc=True, static_shape=True)
-        run.train(tmp_path / str(every), every=every, activations_every=100)
-    assert weights(runs[0]) == weights(runs[1])
 
 
 def test_the_number_of_files_is_bounded(tmp_path):
@@ -159,19 +142,18 @@ def test_whole_arrays_of_a_window_of_steps(tmp_path):
     recording = diagnostics.read_numerics(run.train(tmp_path, steps=4, every=4, arrays=(2, 3)))
     assert recording.numbers == [1, 2, 3, 4]
     step = recording.step(2)
-    images = next(tensor for tensor in step.of("input"))
-    np.testing.assert_array_equal(images.array, run.images[1])
+    np.testing.assert_array_equal(next(tensor for tensor in step.of("input")).array, run.images[1])
     assert all(tensor.array.shape == tensor.shape for tensor in step.tensors.values())
     assert all(tensor.array is None for tensor in recording.step(4).tensors.values())
 
 
 def test_a_window_of_whole_arrays_may_be_longer_than_the_number_of_files(tmp_path):
     options = {"steps": 20, "every": 1, "arrays": (1, 8), "keep": 2}
-    recording = diagnostics.read_numerics(Run().train(tmp_path, **options))
-    assert recording.numbers == [*range(1, 9), 16]
+    assert diagnostics.read_numerics(Run().train(tmp_path, **options)).numbers == [*range(1, 9), 16]
 
 
-def test_a_run_that_is_continued_replaces_later_steps(tmp_path):
+@pytest.mark.parametrize("recorder", ["a new one", "the same one"])
+def test_a_run_that_goes_on_from_a_checkpoint_replaces_later_steps(tmp_path, recorder, caplog):
     run = Run()
     run.train(tmp_path / "numerics", steps=2)
     mpgluon.save_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
@@ -179,31 +161,16 @@ def test_a_run_that_is_continued_replaces_later_steps(tmp_path):
         run.one_step(step)
     before = diagnostics.read_numerics(tmp_path / "numerics").step(3).tensors
     mpgluon.load_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
-    run.recorder = diagnostics.NumericsRecorder(
-        run.net, run.trainer, tmp_path / "numerics", every=1
-    )
-    run.one_step(3)
-    recording = diagnostics.read_numerics(tmp_path / "numerics")
-    assert recording.numbers == [1, 2, 3]
-    assert [line["step"] for line in recording.lines] == [1, 2, 3]
-    after = recording.step(3).tensors
-    assert {n: t.checksum for n, t in before.items()} == {n: t.checksum for n, t in after.items()}
-
-
-def test_a_run_that_loads_a_checkpoint_goes_on_from_there(tmp_path, caplog):
-    run = Run()
-    run.train(tmp_path / "numerics", steps=2)
-    mpgluon.save_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
-    for step in (3, 4):
-        run.one_step(step)
-    before = diagnostics.read_numerics(tmp_path / "numerics").step(3).tensors
-    mpgluon.load_checkpoint(tmp_path / "checkpoint", run.net, run.trainer)
+    if recorder == "a new one":
+        run.recorder = diagnostics.NumericsRecorder(
+            run.net, run.trainer, tmp_path / "numerics", every=1
+        )
     with caplog.at_level(logging.WARNING):
         run.one_step(3)
-    assert "replacing the recorded steps 3 to 4, which are at or after this run's" in caplog.text
+    message = "replacing the recorded steps 3 to 4, which are at or after this run's"
+    assert recorder == "a new one" or message in caplog.text
     recording = diagnostics.read_numerics(tmp_path / "numerics")
-    assert recording.numbers == [1, 2, 3]
-    assert [line["step"] for line in recording.lines] == [1, 2, 3]
+    assert recording.numbers == [line["step"] for line in recording.lines] == [1, 2, 3]
     after = recording.step(3).tensors
     assert {n: t.checksum for n, t in before.items()} == {n: t.checksum for n, t in after.items()}
 
@@ -250,8 +217,7 @@ class InTurn:
 
 
 def test_steps_have_different_numbers_if_each_updates_only_some_parameters(tmp_path):
-    run = InTurn(tmp_path)
-    run.train(*("first", "second") * 3)
+    InTurn(tmp_path).train(*("first", "second") * 3)
     recording = diagnostics.read_numerics(tmp_path)
     assert recording.numbers == [1, 2, 3, 4, 5, 6]
     assert [line["step"] for line in recording.lines] == recording.numbers
@@ -282,18 +248,13 @@ def test_parameters_that_a_step_does_not_use_have_no_gradient_and_lose_no_update
 
 
 def test_the_gradients_of_another_trainer_are_recorded_before_its_step(tmp_path):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(3, in_units=2), nn.Dense(1, in_units=3))
-    net.initialize()
+    net = initialized(in_sequence(nn.Dense(3, in_units=2), nn.Dense(1, in_units=3)))
     trainers = [gluon.Trainer(layer.collect_params(), "sgd") for layer in net]
     for trainer in trainers:
         amp.init_trainer(trainer, 8.0)
     recorder = diagnostics.NumericsRecorder(net, trainers[0], tmp_path)
     with recorder.step() as told:
-        with autograd.record():
-            told.loss = net(mx.nd.ones((1, 2)))
-            with amp.scale_loss(told.loss, trainers) as scaled:
-                scaled.backward()
+        told.loss = backward_from(lambda: net(mx.nd.ones((1, 2))), trainers)
         for trainer in trainers:
             trainer.step(1)
     step = diagnostics.read_numerics(tmp_path).step(1)
@@ -302,9 +263,7 @@ def test_the_gradients_of_another_trainer_are_recorded_before_its_step(tmp_path)
 
 def test_masters_from_before_the_cast_are_taken_to_the_device_of_the_weights(tmp_path):
     device = mx.cpu(1)
-    net = nn.Dense(2, in_units=3)
-    net.initialize(ctx=device)
-    mpgluon.cast_block(net)
+    net = cast_net(initialized(nn.Dense(2, in_units=3), ctx=device))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {"multi_precision": True})
     amp.init_trainer(trainer, 8.0)
     recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path, every=1)
@@ -321,18 +280,13 @@ def test_masters_from_before_the_cast_are_taken_to_the_device_of_the_weights(tmp
 
 
 def test_forward_passes_in_several_threads_are_recorded(tmp_path):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
+    net = in_sequence(nn.Dense(4, in_units=3), nn.Dense(2, in_units=4))
     devices = [mx.cpu(0), mx.cpu(1)]
     net.initialize(ctx=devices)
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, "none")
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd"), "none")
 
     def backward(device):
-        with autograd.record():
-            loss = net(mx.nd.ones((2, 3), ctx=device)).sum()
-        loss.backward()
-        return loss
+        return backward_from(lambda: net(mx.nd.ones((2, 3), ctx=device)).sum())
 
     recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path)
     with recorder.step() as told, ThreadPoolExecutor(2) as pool:
@@ -367,17 +321,13 @@ def test_threads_that_take_statistics_at_once_do_not_mix_them_up(monkeypatch):
 
 
 def test_a_run_that_was_continued_without_its_optimizer_is_numbered_by_hand(tmp_path, caplog):
-    first = Run()
-    first.train(tmp_path, steps=3)
+    Run().train(tmp_path, steps=3)
     again = Run()
     again.train(tmp_path / "other", steps=0)
     recorder = diagnostics.NumericsRecorder(again.net, again.trainer, tmp_path, every=1)
     images = mx.nd.array(again.images[0])
     with caplog.at_level(logging.WARNING), recorder.step(images, number=3) as told:
-        with autograd.record():
-            told.loss = again.net(images).sum()
-            with amp.scale_loss(told.loss, again.trainer) as scaled:
-                autograd.backward(scaled)
+        told.loss = backward_from(lambda: again.net(images).sum(), again.trainer)
         again.trainer.step(1)
     assert "replacing the recorded steps 3 to 3, which are at or after this run's" in caplog.text
     assert diagnostics.read_numerics(tmp_path).numbers == [1, 2, 3]
@@ -414,16 +364,13 @@ def test_a_block_that_is_called_twice_and_a_graph_that_changes(tmp_path):
                 x = self.layer(x)
             return x
 
-    net = Twice()
-    net.initialize()
-    trainer = gluon.Trainer(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, "none")
+    net = initialized(Twice())
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd"), "none")
     recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path, every=1)
     for times in (2, 1):
         net.times = times
         with recorder.step(), autograd.record():
-            loss = net(mx.nd.ones((1, 3))).sum()
-            loss.backward()
+            net(mx.nd.ones((1, 3))).sum().backward()
             autograd.set_recording(False)
             trainer.step(1)
     recording = diagnostics.read_numerics(tmp_path)
@@ -485,8 +432,7 @@ def test_what_a_killed_run_has_recorded_can_be_read(tmp_path):
         run.train(Path(sys.argv[1]))
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "numerics")]
-    done = subprocess.run(command, cwd=TESTS, check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert subprocess.run(command, cwd=TESTS, check=False).returncode == -signal.SIGKILL
     lines = tmp_path / "numerics" / "steps.jsonl"
     lines.write_text(lines.read_text() + '{"step": 4, "lo')
     recording = diagnostics.read_numerics(tmp_path / "numerics")
@@ -514,7 +460,7 @@ with np.load({str(tmp_path / "step-00000001.npz")!r}) as file:
     )
     images = run.images[0]
     assert done.stdout.split() == [
-        *("1", f"{float(images.size)}", f"{float(np.abs(images).max())}", f"{float(images.size)}"),
+        *("1", f"{float(images.size)}", f"{float(np.abs(images).max())}", f"{float(images.size)}")
     ]
 
 
@@ -573,8 +519,7 @@ def test_bad_options(tmp_path, options, message):
 
 
 def test_a_trainer_without_a_loss_scale_is_refused(tmp_path):
-    net = nn.Dense(1, in_units=1)
-    net.initialize()
+    net = initialized(nn.Dense(1, in_units=1))
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     with pytest.raises(TrainerStateError, match="init_trainer"):
         diagnostics.NumericsRecorder(net, trainer, tmp_path)
@@ -582,18 +527,13 @@ def test_a_trainer_without_a_loss_scale_is_refused(tmp_path):
 
 def test_a_network_of_the_numpy_interface_is_recorded(tmp_path):
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net = nn.HybridSequential()
-        net.add(nn.Dense(4, in_units=3, activation="relu"), nn.Dense(2, in_units=4))
+        net = in_sequence(nn.Dense(4, in_units=3, activation="relu"), nn.Dense(2, in_units=4))
         net.initialize()
-        trainer = gluon.Trainer(net.collect_params(), "sgd")
-        amp.init_trainer(trainer, "none")
+        trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd"), "none")
         recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path)
         images = mx.np.ones((BATCH, 3))
         with recorder.step(images) as told:
-            with autograd.record():
-                told.loss = net(images).sum()
-                with amp.scale_loss(told.loss, trainer) as scaled:
-                    scaled.backward()
+            told.loss = backward_from(lambda: net(images).sum(), trainer)
             trainer.step(BATCH)
     step = diagnostics.read_numerics(tmp_path).step(1)
     assert [t.id.name for t in step.of("activation")] == ["0.act", "1"]

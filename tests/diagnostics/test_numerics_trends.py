@@ -9,6 +9,7 @@ from mpgluon_tools.recorder.numerics.trends import Trend, Trends, lines_of, tren
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import backward_from, cast_net
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from numerics_runs import Run
@@ -30,7 +31,7 @@ def train(folder, net, steps, *, scale="none", rate=0.0, every=10, change=None, 
             with autograd.record():
                 told.loss = (net(inputs).astype("float32") ** 2).mean()
                 with amp.scale_loss(told.loss, trainer) as scaled:
-                    scaled.backward()
+                    autograd.backward(scaled)
             trainer.step(1)
     return diagnostics.read_numerics(folder)
 
@@ -46,8 +47,7 @@ def dense(*widths):
 
 @pytest.mark.slow
 def test_an_activation_that_doubles_is_seen_long_before_it_overflows(tmp_path):
-    net = dense(8, 8, 8)
-    mpgluon.cast_block(net)
+    net = cast_net(dense(8, 8, 8))
     start = [layer.weight.data().asnumpy() for layer in net]
 
     def grow(step, _):
@@ -71,8 +71,7 @@ def test_an_activation_that_doubles_is_seen_long_before_it_overflows(tmp_path):
 
 
 def test_gradients_that_near_the_smallest_number(tmp_path):
-    net = dense(8, 16, 16)
-    mpgluon.cast_block(net)
+    net = cast_net(dense(8, 16, 16))
 
     scale = mpgluon.DynamicLossScale(init_scale=2.0**8, min_scale=2.0**-30)
 
@@ -89,8 +88,7 @@ def test_gradients_that_near_the_smallest_number(tmp_path):
         )
         for step in recording
     }
-    seen = next(trend.step for trend in found if trend.name == "0.weight")
-    assert zeros[seen] < 0.5 < zeros[30]
+    assert zeros[next(trend.step for trend in found if trend.name == "0.weight")] < 0.5 < zeros[30]
     assert all("the loss scale is too small" in trend.fix for trend in found)
 
 
@@ -110,10 +108,7 @@ def test_updates_below_half_a_unit_of_the_weight(tmp_path, rounding, rate, lost)
     recorder = diagnostics.NumericsRecorder(net, trainer, tmp_path)
     inputs = mx.nd.random.normal(shape=(16, 8))
     with recorder.step(inputs) as told:
-        with autograd.record():
-            told.loss = (net(inputs).astype("float32") ** 2).mean()
-            with amp.scale_loss(told.loss, trainer) as scaled:
-                scaled.backward()
+        told.loss = backward_from(lambda: (net(inputs).astype("float32") ** 2).mean(), trainer)
         trainer.step(1)
     found = [t for t in trends_of(diagnostics.read_numerics(tmp_path)) if t.kind == "lost updates"]
     assert {trend.name for trend in found} == lost
@@ -122,8 +117,7 @@ def test_updates_below_half_a_unit_of_the_weight(tmp_path, rounding, rate, lost)
 
 
 def test_a_loss_scale_that_sinks(tmp_path):
-    net = dense(8, 8, 8)
-    mpgluon.cast_block(net)
+    net = cast_net(dense(8, 8, 8))
     start = net[1].weight.data().asnumpy()
 
     def grow(step, _):
@@ -157,8 +151,7 @@ def test_a_trend_is_returned_once_and_in_words():
     trends = Trends()
     lines = [{"step": 1, "loss_scale": 64.0, "skipped": False}]
     lines += [{"step": n, "loss_scale": 64.0 / 2 ** (n - 2), "skipped": True} for n in range(2, 9)]
-    found = [trend for line in lines for trend in trends.add_line(line)]
-    (line,) = lines_of(found)
+    (line,) = lines_of([trend for line in lines for trend in trends.add_line(line)])
     assert line.startswith("step 5: the loss scale has sunk from 64 to 8 within 5 steps, 4 of")
 
 

@@ -27,7 +27,7 @@ from mpgluon_tools.diagnostics.observe import observed_batch
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import BOTH, WAYS, run_python
+from helpers import BOTH, WAYS, backward_from, cast_net, run_python
 from interfaces import images_of, in_both, interface, made
 from mxnet import autograd, gluon
 
@@ -75,8 +75,7 @@ def test_an_overflow_is_found_in_the_same_place(way, hybridize):
         forward = locate_overflow(net, batch_of(array, 2.0**126))
         batch = batch_of(array)
         steep = replace(batch, loss_fn=lambda *both: batch.loss_fn(*both) * 64)
-        backward = locate_overflow(net, steep, loss_scale=2.0**126)
-        return [forward, backward]
+        return [forward, locate_overflow(net, steep, loss_scale=2.0**126)]
 
     (forward, backward), in_np = in_both(located)
     assert in_np == [forward, backward]
@@ -165,8 +164,7 @@ def test_a_number_too_large_for_float16_is_found_in_the_code():
             return x * 1.0 - 1e18
 
     def checked(_):
-        net = Masks(prefix="masks_")
-        mpgluon.cast_block(net)
+        net = cast_net(Masks(prefix="masks_"))
         dense = gluon.nn.HybridSequential(prefix="")
         dense.add(gluon.nn.Dense(3, in_units=4), net)
         dense.initialize()
@@ -213,8 +211,7 @@ def test_a_training_is_watched_to_the_same_end(way, hybridize):
         return str(locator.report), samples, amp.skipped_steps(trainer)
 
     in_nd, in_np = in_both(watched)
-    assert in_np == in_nd
-    assert in_np[2] == 1
+    assert (in_np, in_np[2]) == (in_nd, 1)
     assert "both_" in in_np[0]
 
 
@@ -238,10 +235,7 @@ def recorded(array, folder, hybridize):
     recorder = FlightRecorder(net, trainer, folder, network="interfaces:made")
     batch = batch_of(array, 2.0**126)
     with recorder.step(batch.inputs, batch.labels):
-        with autograd.record():
-            loss = batch.loss_fn(net(batch.inputs), batch.labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                autograd.backward(scaled)
+        backward_from(lambda: batch.loss_fn(net(batch.inputs), batch.labels), trainer)
         trainer.step(4)
     assert amp.skipped_steps(trainer) == 1
     (path,) = folder.iterdir()

@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import WAYS, Batch, make_batch, make_net
-from helpers import assert_same_bits
+from helpers import assert_same_bits, backward_from, initialized
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -23,9 +23,7 @@ both = pytest.mark.parametrize("hybridize", [False, True], ids=["imperative", "h
 
 
 def gradients_of(net, batch):
-    with autograd.record():
-        loss = batch.loss_fn(net(batch.inputs), batch.labels)
-    loss.backward()
+    backward_from(lambda: batch.loss_fn(net(batch.inputs), batch.labels))
     trained = [p for p in net.collect_params().values() if p.grad_req != "null"]
     return {p.name: p.grad().asnumpy() for p in trained}
 
@@ -34,8 +32,7 @@ def state_of(net):
     parameters = net.collect_params().values()
     values = [p.data().asnumpy().tobytes() for p in parameters]
     trained = [p for p in parameters if p.grad_req != "null"]
-    gradients = [(p.grad().asnumpy().tobytes(), p.data()._fresh_grad) for p in trained]
-    return values, gradients
+    return values, [(p.grad().asnumpy().tobytes(), p.data()._fresh_grad) for p in trained]
 
 
 @each_way
@@ -113,8 +110,7 @@ def test_plain_blocks_and_several_outputs_are_watched_too():
         def forward(self, x):
             return self.one(x), self.other(x)
 
-    net = Two()
-    net.initialize()
+    net = initialized(Two())
     for cast in (False, True):
         if cast:
             mpgluon.cast_block(net)
@@ -169,9 +165,7 @@ def test_running_statistics_of_a_step_that_is_still_running_are_not_rolled_back(
         net.hybridize(static_alloc=True, static_shape=True)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
         for _ in range(3):
-            with autograd.record():
-                loss = batch.loss_fn(net(images), batch.labels)
-            loss.backward()
+            backward_from(lambda: batch.loss_fn(net(images), batch.labels))
             trainer.step(40)
         if watched:
             observed_batch(net, batch, lambda _: None)
@@ -222,8 +216,7 @@ def test_what_a_block_makes_and_hands_on_is_seen_when_asked_for(way, hybridize):
         *(("gated_again_tanh", True), ("gated_again", False)),
         *(("gated", True), ("net", False)),
     ]
-    gradients = [(name, made) for kind, name, made in seen if kind == "output gradient"]
-    assert gradients == outputs[::-1]
+    assert [(name, made) for kind, name, made in seen if kind == "output gradient"] == outputs[::-1]
     seen.clear()
     observed_batch(net, batch, note)
     assert "handed on" not in {kind for kind, *_ in seen}
@@ -244,8 +237,7 @@ class WithAuxiliaryHead(gluon.HybridBlock):
 
 
 def test_shapes_of_parts_that_only_training_uses_come_from_the_batch():
-    net = WithAuxiliaryHead()
-    net.initialize()
+    net = initialized(WithAuxiliaryHead())
     gradients = observed_batch(net, make_batch(), lambda _: None)
     assert set(gradients) == set(net.collect_params().values())
     assert net.auxiliary.weight.shape == (5, 4)
@@ -296,8 +288,7 @@ class ReturnsAMask(nn.Dense):
 
 @each_way
 def test_truth_values_are_seen_and_leave_the_gradients_alone(way):
-    net = ReturnsAMask(4, in_units=3)
-    net.initialize()
+    net = initialized(ReturnsAMask(4, in_units=3))
     WAYS[way](net)
     seen, x = [], mx.nd.array([[1, 2, 3], [3, 2, 1]])
     batch = mpgluon.diagnostics.Batch(x, x, lambda results, _: results[0].sum())

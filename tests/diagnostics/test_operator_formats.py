@@ -14,8 +14,7 @@ from mxnet.gluon import nn
 
 class Attention(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
-        scores = F.softmax(F.batch_dot(x, x, transpose_b=True))
-        return F.batch_dot(scores, x) + x
+        return F.batch_dot(F.softmax(F.batch_dot(x, x, transpose_b=True)), x) + x
 
 
 def network():
@@ -31,8 +30,7 @@ def network():
             nn.Dense(5, in_units=5),
         )
     net.initialize(mx.init.Xavier())
-    batch = Batch(mx.nd.ones((2, 3, 6, 6)), mx.nd.array([0, 1]), softmax)
-    return net, batch
+    return net, Batch(mx.nd.ones((2, 3, 6, 6)), mx.nd.array([0, 1]), softmax)
 
 
 def softmax(result, labels):

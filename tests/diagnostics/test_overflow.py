@@ -23,7 +23,7 @@ from diagnostics_helpers import (
     scaled_trainer,
     train_step,
 )
-from helpers import assert_same_bits, parameters_of
+from helpers import assert_same_bits, initialized, parameters_of
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -74,8 +74,7 @@ def test_a_layer_that_overflows_in_forward_is_named_with_its_operator(case, way,
     report = locate_overflow(net, make_batch())
     assert (report.direction, report.block) == ("forward", block)
     assert report.kind == type(next(one for one in net if one.name == block)).__name__
-    assert report.what == "what broadcast_mul returned"
-    assert report.dtype == "float16"
+    assert (report.what, report.dtype) == ("what broadcast_mul returned", "float16")
     assert least <= report.largest_before <= 65504
 
 
@@ -123,14 +122,12 @@ def test_a_loss_that_is_reduced_in_float16_is_named():
 
 def test_a_parameters_gradient_that_overflows_alone_is_named():
     # 256 images of 16 with a gradient of 16 each: the sum for the weight is 65536.
-    layer = nn.Dense(1, in_units=1, use_bias=False, prefix="layer_")
-    layer.initialize(mx.init.One())
+    layer = initialized(nn.Dense(1, in_units=1, use_bias=False, prefix="layer_"), mx.init.One())
     mpgluon.cast_block(layer)
     batch = Batch(mx.nd.full((256, 1), 16), None, lambda y, _: y)
     report = locate_overflow(layer, batch, loss_scale=16.0)
     assert (report.direction, report.block) == ("backward", "layer")
-    assert report.what == "the gradient of layer_weight"
-    assert report.largest_before == 16
+    assert (report.what, report.largest_before) == ("the gradient of layer_weight", 16)
     assert locate_overflow(layer, batch, loss_scale=8.0) is None
 
 
@@ -256,8 +253,7 @@ def test_nothing_is_computed_while_steps_are_finite(monkeypatch):
 def test_an_infinity_that_a_softmax_takes_away_is_not_an_overflow(way):
     net = make_net(*masked_layers(), way=way)
     assert locate_overflow(net, make_batch(), loss_scale=8.0) is None
-    report = locate_overflow(net, make_batch(), loss_scale=2.0**24)
-    assert report.direction == "backward"
+    assert locate_overflow(net, make_batch(), loss_scale=2.0**24).direction == "backward"
 
 
 @SIXTEEN
@@ -302,8 +298,7 @@ def test_a_parameter_of_no_block_is_named_with_the_network():
         def hybrid_forward(self, F, x):
             return F.broadcast_mul(x, self.scales[0].data())
 
-    net = Loose()
-    net.initialize()
+    net = initialized(Loose())
     trainer = scaled_trainer(net, 2.0)
     locator = OverflowLocator(net, trainer)
     with autograd.record(), amp.scale_loss(net(mx.nd.ones(1)), trainer) as scaled:
@@ -328,8 +323,7 @@ def test_another_observer_does_not_see_the_run_of_a_locator():
 
 def test_a_diagnosis_between_two_steps_is_not_taken_for_a_step():
     net = make_net(way="float16")
-    trainer = scaled_trainer(net, 2.0**4)
-    locator = OverflowLocator(net, trainer)
+    locator = OverflowLocator(net, scaled_trainer(net, 2.0**4))
     locate_overflow(net, make_batch())
     assert locator._inputs == []
 

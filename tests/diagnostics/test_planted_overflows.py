@@ -53,11 +53,10 @@ def skipped_step(one: Planted, net: gluon.Block, trainer: gluon.Trainer) -> None
     assert amp.step_was_skipped(trainer)
 
 
-def cast_network(one: Planted) -> gluon.Block:
+def cast_net(one: Planted) -> gluon.Block:
     """Return the network cast or autocast, imperative, hybridized or static, by its seed."""
     net = one.make()
-    cast = (mpgluon.cast_block, amp.autocast)[one.seed % 2]
-    cast(net)
+    (mpgluon.cast_block, amp.autocast)[one.seed % 2](net)
     flags = (None, {}, STATIC)[one.seed // 2 % 3]
     if flags is not None:
         net.hybridize(**flags)
@@ -69,7 +68,7 @@ def cast_network(one: Planted) -> gluon.Block:
 @pytest.mark.parametrize("locate", [by_locate_overflow, by_locator, by_replay])
 def test_the_layer_that_overflows_first_is_named(locate: Locate, seed, tmp_path):
     one = planted(seed)
-    report = locate(one, cast_network(one), tmp_path)
+    report = locate(one, cast_net(one), tmp_path)
     assert (report.direction, report.block) == ("forward", one.layer)
 
 
@@ -80,7 +79,7 @@ def test_the_layer_that_overflows_first_raises_its_flag_and_is_finite_in_fp32(se
     one = planted(seed)
     with autograd.train_mode():
         assert np.isfinite(one.make()(one.batch.inputs).asnumpy()).all()
-    net = cast_network(one)
+    net = cast_net(one)
     trainer = scaled_trainer(net, 1.0)
     skipped_step(one, net, trainer)
     assert amp.step_flags(trainer).first("forward").layer == one.layer

@@ -11,14 +11,7 @@ from mpgluon_tools.diagnostics.ranges import range_report
 import mxnet as mx
 import numpy as np
 import pytest
-from diagnostics_helpers import (
-    Batch,
-    Times,
-    make_batch,
-    make_net,
-    scaled_trainer,
-    train_step,
-)
+from diagnostics_helpers import Batch, Times, make_batch, make_net, scaled_trainer, train_step
 from mxnet.gluon import nn
 
 
@@ -88,14 +81,10 @@ def test_outputs_are_judged_without_the_loss_scale():
 @pytest.mark.parametrize(
     ("largest", "headroom", "scale"),
     [
-        (1.0, 1, 2.0**15),
-        (1.0, 2, 2.0**14),
-        (65504, 1, 1),
-        (65504 * 2.0**-30, 1, 2.0**30),
-        (0.75, 1, 2.0**16),
-        (0.0, 2, 1),
+        (1.0, 1, 2.0**15), (1.0, 2, 2.0**14), (65504, 1, 1), (65504 * 2.0**-30, 1, 2.0**30),
+        (0.75, 1, 2.0**16), (0.0, 2, 1),
     ],
-)
+)  # fmt: skip
 def test_the_recommended_scale_is_the_largest_power_of_two_that_fits(largest, headroom, scale):
     report = range_report(*constants([largest, largest / 2]))
     assert report.recommended_loss_scale(headroom) == scale
@@ -161,14 +150,12 @@ def test_a_dynamic_scale_settles_within_two_doublings_of_the_recommended_one():
         train_step(net, trainer, batch)
         scales.append(amp.loss_scale(trainer))
     assert amp.skipped_steps(trainer) > 2  # it has found its ceiling
-    settled = math.log2(np.median(scales[-20:]))
-    assert abs(settled - math.log2(recommended)) <= 2
+    assert abs(math.log2(np.median(scales[-20:])) - math.log2(recommended)) <= 2
 
 
 def test_an_empty_output_is_reported():
     net = nn.HybridLambda(lambda F, x: F.slice_axis(x, axis=0, begin=0, end=1), prefix="first_")
-    batch = Batch(mx.nd.ones((2, 2)), None, lambda y, _: y)
-    assert range_report(net, batch).arrays[0].largest == 1
+    assert range_report(net, Batch(mx.nd.ones((2, 2)), None, lambda y, _: y)).arrays[0].largest == 1
 
 
 def test_with_a_scale_of_its_own_an_array_loses_only_numbers_far_below_its_largest():
@@ -177,8 +164,6 @@ def test_with_a_scale_of_its_own_an_array_loses_only_numbers_far_below_its_large
     for unit in (1.0, 2.0**-60, 2.0**60):
         batch = constants([value * unit for value in values])
         found = gradient_of(range_report(*batch, fmt=FLOAT8_E4M3, scaled=True))
-        assert found.overflow_fraction == 0
-        assert found.underflow_fraction == 1 / 8
+        assert (found.overflow_fraction, found.underflow_fraction) == (0, 1 / 8)
         assert found.subnormal_fraction == 3 / 8
-    without = gradient_of(range_report(*batch, fmt=FLOAT8_E4M3))
-    assert without.overflow_fraction == 7 / 8
+    assert gradient_of(range_report(*batch, fmt=FLOAT8_E4M3)).overflow_fraction == 7 / 8

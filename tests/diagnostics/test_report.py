@@ -15,6 +15,7 @@ from mpgluon_tools.report import diagnose
 import mxnet as mx
 import pytest
 from diagnostics_helpers import Times, make_batch, make_net
+from helpers import initialized
 from mxnet import gluon
 from mxnet.gluon import nn
 
@@ -73,8 +74,7 @@ def test_a_page_has_every_section_and_names_the_planted_layer(page):
     text = str(page)
     for title in TITLES:
         assert f"== {title} ==" in text
-    losses = page.sections[4].tables[0]
-    assert losses.rows[0][:2] == ("large", "output")
+    assert page.sections[4].tables[0].rows[0][:2] == ("large", "output")
     assert "classes 5 -> 8" in text
     assert "relative error of the network's result: inf" in text.lower()
     assert "float16 is safe for this network; loss scale 2^" in text
@@ -99,16 +99,12 @@ def test_the_file_is_complete_html_that_needs_no_other_file(page, tmp_path):
     "make", [lambda: nn.BatchNorm(in_channels=3), lambda: nn.Activation("relu")]
 )
 def test_a_network_without_matrices_has_no_picture_of_them(make, tmp_path):
-    net = make()
-    net.initialize()
+    net = initialized(make())
     images, labels = mx.nd.random.normal(shape=(64, 3)), mx.nd.zeros((64, 3))
     page = diagnose(net, mpgluon.diagnostics.Batch(images, labels, gluon.loss.L2Loss()), title="t")
     (pictures,) = [section.pictures for section in page.sections if section.pictures]
     assert len(pictures) == 2
     page.write(tmp_path / "report.html")
-
-
-# The command, for runs
 
 
 @pytest.fixture

@@ -31,12 +31,9 @@ def verdict_on(net, batch, dtype="float16"):
 def train_as_told(verdict, net, batch):
     """Paste the lines of a verdict, run them, and return the names that they defined."""
     names = {
-        "net": net,
-        "loss_fn": batch.loss_fn,
-        "inputs": batch.inputs,
-        "labels": batch.labels,
+        "net": net, "loss_fn": batch.loss_fn, "inputs": batch.inputs, "labels": batch.labels,
         "batch_size": 4,
-    }
+    }  # fmt: skip
     exec(verdict.lines, names)
     mx.nd.waitall()
     return names
@@ -80,8 +77,7 @@ def weak_net():
 
 
 def zeros_in(net):
-    gradient = net[1].weight.grad().asnumpy()
-    return float(np.mean(gradient == 0))
+    return float(np.mean(net[1].weight.grad().asnumpy() == 0))
 
 
 def test_a_harmless_network_is_safe_and_its_lines_train_it():
@@ -92,8 +88,7 @@ def test_a_harmless_network_is_safe_and_its_lines_train_it():
     power = round(np.log2(scale))
     assert verdict.sentence == f"float16 is safe for this network; loss scale 2^{power}"
     before = net[0].weight.data().asnumpy()
-    names = train_as_told(verdict, net, batch)
-    trainer = names["trainer"]
+    trainer = train_as_told(verdict, net, batch)["trainer"]
     assert amp.loss_scale(trainer) == scale
     assert not amp.step_was_skipped(trainer)
     assert net[0].weight.data().dtype == np.float16
@@ -135,8 +130,7 @@ def test_a_layer_whose_values_overflow_is_kept_and_the_lines_keep_it():
     assert verdict.answer == "safe"
     assert "`large`" in verdict.sentence
     assert "in FP32: the result's error falls from inf to" in verdict.sentence
-    names = train_as_told(verdict, net, make_batch())
-    assert not amp.step_was_skipped(names["trainer"])
+    assert not amp.step_was_skipped(train_as_told(verdict, net, make_batch())["trainer"])
 
 
 def judged(error, limit, left):
@@ -195,8 +189,7 @@ def test_lines_for_scales_beyond_the_default_range_run_too(power, bound):
     verdict = verdict_on(net, scaled)
     assert verdict.answer == "safe"
     assert bound in verdict.lines
-    names = train_as_told(verdict, net, scaled)
-    assert not amp.step_was_skipped(names["trainer"])
+    assert not amp.step_was_skipped(train_as_told(verdict, net, scaled)["trainer"])
 
 
 class Holder(nn.HybridBlock):

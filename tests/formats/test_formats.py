@@ -80,9 +80,6 @@ def float16_ties(dtype):
     return np.concatenate([positive, -positive])
 
 
-# --- float16 ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
 def test_each_of_the_65536_float16_patterns_is_a_fixed_point(dtype):
     every = float16_of(np.arange(2**16)).astype(dtype)
@@ -116,9 +113,6 @@ def test_float64_values_just_above_a_tie_round_up_although_float32_cannot_tell_t
     assert (twice_rounded != once_rounded).sum() == len(ties) / 2  # wrong below each odd pattern
 
 
-# --- bfloat16 --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
 def test_each_of_the_65536_bfloat16_patterns_is_a_fixed_point(dtype):
     every = bfloat16_of(np.arange(2**16))
@@ -147,9 +141,6 @@ def test_any_float32_rounds_to_bfloat16_as_its_bits_say(pattern):
     value = np.array([pattern], dtype=np.uint32).view(np.float32)
     assume(not np.isnan(value[0]))
     same_bits(round_to(value, BFLOAT16), round_bits_to_bfloat16(value))
-
-
-# --- any format ------------------------------------------------------------------------------
 
 
 @given(any_finite)
@@ -245,9 +236,6 @@ def test_signed_zeros_infinities_and_nan_pass_through(fmt, dtype):
     assert np.isnan(round_to(np.array([np.nan], dtype=dtype), fmt)).all()
 
 
-# --- kinds of input --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
 def test_shape_and_dtype_are_those_of_the_input_which_stays_as_it_was(dtype):
     values = np.array([[1.0, 1.0001, -3.3]], dtype=dtype)
@@ -290,17 +278,12 @@ def test_float32_values_are_refused_for_a_format_with_a_wider_range():
         round_to(largest, wide)
 
 
-# --- the formats as numbers ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fmt", [FLOAT16, FLOAT32, FLOAT64], ids=str)
 def test_the_numbers_of_a_format_equal_numpys(fmt):
     numpy = np.finfo(fmt.name)
-    assert fmt.significand_bits == numpy.nmant + 1
-    assert fmt.exponent_bits == numpy.iexp
+    assert (fmt.significand_bits, fmt.exponent_bits) == (numpy.nmant + 1, numpy.iexp)
     assert fmt.max_exponent == numpy.maxexp - 1  # NumPy's is the first that overflows
-    assert fmt.min_exponent == numpy.minexp
-    assert fmt.max == numpy.max
+    assert (fmt.min_exponent, fmt.max) == (numpy.minexp, numpy.max)
     assert fmt.smallest_normal == numpy.smallest_normal
     assert fmt.smallest_subnormal == numpy.smallest_subnormal
     assert fmt.epsilon == numpy.eps
@@ -309,8 +292,7 @@ def test_the_numbers_of_a_format_equal_numpys(fmt):
 
 def test_the_numbers_of_bfloat16_are_upper_halves_of_float32_patterns():
     largest, normal, subnormal, one, after_one = bfloat16_of([0x7F7F, 0x0080, 1, 0x3F80, 0x3F81])
-    assert BFLOAT16.max == largest
-    assert BFLOAT16.smallest_normal == normal
+    assert (BFLOAT16.max, BFLOAT16.smallest_normal) == (largest, normal)
     assert BFLOAT16.smallest_subnormal == subnormal
     assert one == 1
     assert BFLOAT16.epsilon == after_one - one
@@ -327,12 +309,9 @@ def test_a_format_prints_as_its_name_and_cannot_be_changed():
 # --- formats of eight bits and fewer ---------------------------------------------------------
 
 SMALL = {
-    FLOAT8_E4M3: "float8_e4m3fn",
-    FLOAT8_E5M2: "float8_e5m2",
-    FLOAT6_E3M2: "float6_e3m2fn",
-    FLOAT6_E2M3: "float6_e2m3fn",
-    FLOAT4_E2M1: "float4_e2m1fn",
-}
+    FLOAT8_E4M3: "float8_e4m3fn", FLOAT8_E5M2: "float8_e5m2", FLOAT6_E3M2: "float6_e3m2fn",
+    FLOAT6_E2M3: "float6_e2m3fn", FLOAT4_E2M1: "float4_e2m1fn",
+}  # fmt: skip
 small_formats = pytest.mark.parametrize("fmt", SMALL, ids=str)
 
 

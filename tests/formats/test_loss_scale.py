@@ -33,20 +33,10 @@ def advance(loss_scale, history):
     return scales
 
 
-# --- the rule --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("interval", [1, 2, 3, 2000])
 def test_growth_happens_exactly_on_step_growth_interval(interval):
-    loss_scale = DynamicLossScale(8, growth_interval=interval)
-    scales = advance(loss_scale, [True] * (3 * interval))
-    assert [step for step, scale in enumerate(scales, start=1) if scale == 16] == list(
-        range(interval, 2 * interval)
-    )
-    assert [step for step, scale in enumerate(scales, start=1) if scale == 32] == list(
-        range(2 * interval, 3 * interval)
-    )
-    assert scales[-1] == 64
+    scales = advance(DynamicLossScale(8, growth_interval=interval), [True] * (3 * interval))
+    assert scales == [8] * (interval - 1) + [16] * interval + [32] * interval + [64]
 
 
 @pytest.mark.parametrize(
@@ -67,25 +57,14 @@ def test_growth_happens_exactly_on_step_growth_interval(interval):
         ({"growth_interval": 1, "min_scale": 8, "max_scale": 8}, "101", [8, 8, 8]),
     ],
     ids=[
-        "overflow takes effect on the next loss",
-        "overflow restarts the count",
-        "overflow on the step that would have grown",
-        "growth on that step without the overflow",
-        "floor",
-        "ceiling",
-        "steps past a bound end on it",
-        "range of one scale",
+        "overflow takes effect on the next loss", "overflow restarts the count",
+        "overflow on the step that would have grown", "growth on that step without the overflow",
+        "floor", "ceiling", "steps past a bound end on it", "range of one scale",
     ],
-)
+)  # fmt: skip
 def test_the_scale_follows_its_rule_at_the_boundaries(options, history, scales):
     loss_scale = DynamicLossScale(**{"init_scale": 8, **options})
     assert advance(loss_scale, [step == "1" for step in history]) == scales
-
-
-def test_the_count_towards_growth_restarts_at_the_ceiling_too():
-    loss_scale = DynamicLossScale(16, growth_interval=2, max_scale=16)
-    advance(loss_scale, [True, True, True])
-    assert loss_scale.growth_tracker == 1
 
 
 def test_a_thousand_overflows_leave_the_smallest_scale_and_not_zero():
@@ -116,8 +95,7 @@ def test_the_scale_is_what_a_count_of_runs_says(history, interval, grow, shrink,
         else:
             exponent = max(exponent - shrink * length, floor)
             remainder = 0
-    assert loss_scale.scale == 2.0**exponent
-    assert loss_scale.growth_tracker == remainder
+    assert (loss_scale.scale, loss_scale.growth_tracker) == (2.0**exponent, remainder)
 
 
 @pytest.mark.parametrize("make", [NoLossScale, lambda: StaticLossScale(128)])
@@ -142,9 +120,6 @@ def test_a_loss_scale_is_printed_with_every_field():
     assert all(f"{name}={value}" in printed for name, value in vars(DynamicLossScale()).items())
 
 
-# --- states ----------------------------------------------------------------------------------
-
-
 @given(histories, histories)
 def test_a_restored_loss_scale_continues_like_the_one_that_was_saved(before, after):
     saved = DynamicLossScale(
@@ -165,15 +140,10 @@ def test_a_restored_loss_scale_continues_like_the_one_that_was_saved(before, aft
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("scale", 4.0),
-        ("growth_factor", 8.0),
-        ("backoff_factor", 0.125),
-        ("growth_interval", 7),
-        ("growth_tracker", 5),
-        ("min_scale", 0.5),
-        ("max_scale", 2.0**20),
+        ("scale", 4.0), ("growth_factor", 8.0), ("backoff_factor", 0.125), ("growth_interval", 7),
+        ("growth_tracker", 5), ("min_scale", 0.5), ("max_scale", 2.0**20),
     ],
-)
+)  # fmt: skip
 def test_every_field_of_a_dynamic_loss_scale_is_restored(field, value):
     state = DynamicLossScale().state_dict()
     assert state[field] != value
@@ -230,15 +200,10 @@ def test_a_number_other_than_a_power_of_two_is_refused_by_name(name, value):
         DynamicLossScale(**{name: value})
 
 
-@pytest.mark.parametrize("value", NOT_POWERS_OF_TWO)
+@pytest.mark.parametrize("value", [*NOT_POWERS_OF_TWO, 2**1024])
 def test_a_static_scale_other_than_a_power_of_two_is_refused(value):
     with pytest.raises(ValueError, match=r"^a static loss scale must be a power of two, so that"):
         StaticLossScale(value)
-
-
-def test_a_power_of_two_beyond_every_float_is_a_bad_value_like_any_other():
-    with pytest.raises(ValueError, match="scale must be a power of two"):
-        StaticLossScale(2**1024)
 
 
 @pytest.mark.parametrize("value", [2.0**-1074, 2.0**-1, 1, 2, 2.0**1023], ids=str)
@@ -322,21 +287,14 @@ def test_a_first_scale_beyond_that_is_refused_with_the_limit():
         DynamicLossScale(2.0**127, max_scale=2.0**130)
 
 
-# --- short forms -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ("dynamic", DynamicLossScale()),
-        ("none", NoLossScale()),
-        (128, StaticLossScale(128)),
-        (0.5, StaticLossScale(0.5)),
-        ("128", StaticLossScale(128)),
-        ("65536.0", StaticLossScale(2.0**16)),
-        (1, StaticLossScale(1)),
+        ("dynamic", DynamicLossScale()), ("none", NoLossScale()), (128, StaticLossScale(128)),
+        (0.5, StaticLossScale(0.5)), ("128", StaticLossScale(128)),
+        ("65536.0", StaticLossScale(2.0**16)), (1, StaticLossScale(1)),
     ],
-)
+)  # fmt: skip
 def test_a_short_form_stands_for_a_loss_scale(value, expected):
     assert as_loss_scale(value).state_dict() == expected.state_dict()
 

@@ -184,9 +184,6 @@ def test_a_written_policy_with_an_impossible_format_is_refused_like_a_constructe
         Policy.parse("params=float16")
 
 
-# --- eight bits and fewer --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "written"),
     [
@@ -237,19 +234,12 @@ def test_without_a_format_between_all_values_have_the_compute_format(fmt):
         ("compute=float8_e4m3,scaling=mx", "name that too: between=bfloat16"),
         ("compute=float16,between=bfloat16", "is for operands of 8 bits or fewer"),
         ("compute=tfloat32,between=bfloat16,scaling=mx", "is for operands of 8 bits or fewer"),
-        (
-            "compute=float8_e4m3,between=float32",
-            "values are bfloat16 or float16, received 'float32'",
-        ),
+        ("compute=float8_e4m3,between=float32",
+            "values are bfloat16 or float16, received 'float32'"),
         ("compute=float8_e4m3,between=bfloat16,scaling=row", "scaling must be one of none, tensor"),
-        (
-            "compute=e4m3,between=bfloat16,gradient=float16",
-            "is for operands of 8 bits or fewer, .* received 'float16'",
-        ),
-        (
-            "compute=e4m3,between=bfloat16,gradient=x",
-            "gradient must be one of float32",
-        ),
+        ("compute=e4m3,between=bfloat16,gradient=float16",
+            "is for operands of 8 bits or fewer, .* received 'float16'"),
+        ("compute=e4m3,between=bfloat16,gradient=x", "gradient must be one of float32"),
         ("compute=e6m1,between=bfloat16", "is for operands of 8 bits or fewer"),
         ("compute=e4m3,between=bfloat16,amax_history=2", "received 2 with scaling='none'"),
         ("compute=e4m3,between=float16,accumulation=hopper", "leave it or between out"),
@@ -258,7 +248,7 @@ def test_without_a_format_between_all_values_have_the_compute_format(fmt):
         ("params=float16,compute=float8_e4m3", "float8_e4m3 computation round the weights"),
         ("output=float8_e4m3", "output_dtype must be one of float32, float16"),
     ],
-)
+)  # fmt: skip
 def test_contradicting_parts_of_a_policy_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         Policy.parse(text)

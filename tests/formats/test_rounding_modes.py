@@ -54,11 +54,7 @@ def with_parts_between(numbers):
 
 
 def same_bits(one, other):
-    assert one.dtype == other.dtype
-    assert one.tobytes() == other.tobytes()
-
-
-# --- toward zero -----------------------------------------------------------------------------
+    assert (one.dtype, one.tobytes()) == (other.dtype, other.tobytes())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -82,9 +78,6 @@ def test_finite_values_never_overflow_toward_zero(fmt):
     ]
     infinite = round_to(np.float32([np.inf, -np.inf]), fmt, "toward_zero")
     np.testing.assert_array_equal(np.abs(infinite), [fmt.overflow] * 2)
-
-
-# --- stochastic ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fmt", SMALL, ids=str)
@@ -113,8 +106,7 @@ def test_stochastic_rounding_takes_one_of_the_two_neighbours(value, fmt, key):
 def test_zeros_infinities_and_nan_are_as_when_rounded_to_nearest(fmt, dtype, mode, key):
     special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan], dtype=dtype)
     np.testing.assert_array_equal(round_to(special, fmt, mode, key=key), round_to(special, fmt))
-    zeros = round_to(special[:2], fmt, mode, key=key)
-    assert list(np.signbit(zeros)) == [False, True]
+    assert list(np.signbit(round_to(special[:2], fmt, mode, key=key))) == [False, True]
 
 
 @pytest.mark.parametrize("part", [2.0**-12, 0.125, 1 / 3, 0.5, 0.999])
@@ -139,9 +131,6 @@ def test_the_smallest_excess_goes_on_with_its_own_probability_in_bfloat16():
     assert 16 <= np.count_nonzero(found > 1) <= 112
 
 
-# --- the random bits -------------------------------------------------------------------------
-
-
 def draws(key, n=2**16):
     """Return n uniform numbers of 12 bits, as the rounding of single spacings shows them.
 
@@ -164,8 +153,7 @@ def chi_square_is_plausible(counts, expected):
 @pytest.mark.parametrize("key", [(0,), (0, 0, 0), (1, 2, 3), (2**63, 10**6, 161)], ids=str)
 def test_draws_are_uniform_and_independent_of_their_neighbours(key):
     drawn = draws(key)
-    counts = np.bincount(drawn, minlength=2**12)
-    assert chi_square_is_plausible(counts, len(drawn) / 2**12)
+    assert chi_square_is_plausible(np.bincount(drawn, minlength=2**12), len(drawn) / 2**12)
     upper = drawn >> 8  # 16 values
     for distance in (1, 2, 15, 16, 17, 63, 64, 65, 1024):
         pairs = np.bincount(upper[distance:] * 16 + upper[:-distance], minlength=256)
@@ -177,8 +165,7 @@ def test_draws_are_uniform_and_independent_of_their_neighbours(key):
 )
 def test_every_number_of_a_key_counts_and_so_does_its_place(other):
     one, two = draws((0, 5, 9)) >> 8, draws(other) >> 8
-    pairs = np.bincount(one * 16 + two, minlength=256)
-    assert chi_square_is_plausible(pairs, len(one) / 256)
+    assert chi_square_is_plausible(np.bincount(one * 16 + two, minlength=256), len(one) / 256)
 
 
 def test_lanes_of_a_row_are_independent_of_each_other():
@@ -202,9 +189,6 @@ def test_the_bits_stay_as_they_are_so_that_old_runs_can_be_continued():
     assert list(draws((1, 2, 3), 70)[[0, 1, 16, 63, 64, 69]]) == [1937, 2624, 2870, 3323, 1826, 16]
 
 
-# --- refusals --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mode", "key"),
     [("up", None), ("stochastic", None), ("nearest", (1,)), ("toward_zero", (1,)), (None, None)],
@@ -218,9 +202,6 @@ def test_a_mode_without_what_it_needs_is_refused(mode, key):
 def test_a_key_of_anything_but_counters_is_refused(key):
     with pytest.raises(ValueError, match=r"integers from 0 on, such as .*received"):
         round_to([1.0], BFLOAT16, "stochastic", key=key)
-
-
-# --- MXNet's arrays --------------------------------------------------------------------------
 
 
 def hostile(fmt):

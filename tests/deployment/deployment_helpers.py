@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 import onnxruntime
 import pytest
-from helpers import outputs_of
+from helpers import in_sequence, outputs_of
 from mxnet import gluon
 from mxnet.gluon import nn
 from test_networks import NETWORKS
@@ -42,17 +42,21 @@ def with_random_values(net: gluon.Block, seed: int = 0) -> gluon.Block:
     random = np.random.RandomState(seed)
     net.initialize()
     for name, parameter in net.collect_params().items():
-        positive = name.endswith(("gamma", "running_var"))
-        low, high = (0.5, 1.5) if positive else (-0.5, 0.5)
+        low, high = (0.5, 1.5) if name.endswith(("gamma", "running_var")) else (-0.5, 0.5)
         set_value(parameter, mx.nd.array(random.uniform(low, high, parameter.shape)))
     return net
 
 
 def small_network(seed: int = 0) -> gluon.Block:
     """Return a network for images of 6 pixels, with a BatchNorm to fold and one that stays."""
-    net = nn.HybridSequential()
-    net.add(nn.Conv2D(8, 3, in_channels=3), nn.BatchNorm(in_channels=8), nn.Activation("relu"))
-    net.add(nn.BatchNorm(in_channels=8), nn.Dropout(0.5), nn.Dense(5, in_units=8 * 4 * 4))
+    net = in_sequence(
+        nn.Conv2D(8, 3, in_channels=3),
+        nn.BatchNorm(in_channels=8),
+        nn.Activation("relu"),
+        nn.BatchNorm(in_channels=8),
+        nn.Dropout(0.5),
+        nn.Dense(5, in_units=8 * 4 * 4),
+    )
     return with_random_values(net, seed)
 
 
@@ -107,6 +111,5 @@ def sixteen_bit_bound(net: gluon.Block, images: mx.nd.NDArray, fmt: FloatFormat)
 
 def served(model, images: mx.nd.NDArray) -> np.ndarray:
     """Return the output that onnxruntime computes from an ONNX file, or from its bytes."""
-    providers = ["CPUExecutionProvider"]
-    session = onnxruntime.InferenceSession(model, providers=providers)
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return session.run(None, {"data": images.asnumpy()})[0]

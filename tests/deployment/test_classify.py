@@ -20,6 +20,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from deployment_helpers import with_random_values
+from helpers import in_sequence
 from mxnet.gluon import nn
 from PIL import Image
 
@@ -33,8 +34,7 @@ NAMES = tuple("abcdefg")
 
 def linear_network(categories: int = len(NAMES)) -> nn.HybridSequential:
     """Return a network whose logits NumPy computes in one line."""
-    net = nn.HybridSequential()
-    net.add(nn.Dense(categories, in_units=INPUTS))
+    net = in_sequence(nn.Dense(categories, in_units=INPUTS))
     return with_random_values(net)
 
 
@@ -106,16 +106,13 @@ def test_the_guesses_are_what_the_weights_say_of_the_crop_that_tests_see(
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"a text",
-        b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+        b"", b"a text", b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
-        file_of(Image.new("RGB", (9, 9)), "GIF"),
-        file_of(Image.new("RGB", (9, 9)), "TIFF"),
+        file_of(Image.new("RGB", (9, 9)), "GIF"), file_of(Image.new("RGB", (9, 9)), "TIFF"),
         bytes(range(256)) * 9,
     ],
     ids=["nothing", "text", "SVG", "EPS", "GIF", "TIFF", "noise"],
-)
+)  # fmt: skip
 def test_another_kind_of_file_is_refused(data):
     with pytest.raises(NotAPhotographError, match="formats are JPEG, PNG, WEBP"):
         read_photograph(data, SIZE)
@@ -178,8 +175,7 @@ def test_each_format_says_what_it_says_alone_and_how_it_is_computed(dtypes):
     found = classifier_of(linear_network(), dtype=dtypes)(photograph)
     assert [one.dtype for one in found] == ["float32", *dtypes]
     kinds = {one.dtype: one.arithmetic for one in found}
-    assert kinds["float32"] == "native"
-    assert kinds["float16"] == "emulated"
+    assert (kinds["float32"], kinds["float16"]) == ("native", "emulated")
     assert kinds["bfloat16"] == ("native" if has_native_bfloat16() else "emulated")
     for one in found[1:]:
         _, alone = classifier_of(linear_network(), dtype=one.dtype)(photograph)

@@ -36,7 +36,7 @@ from deployment_helpers import (
     some_images,
     with_random_values,
 )
-from helpers import STATIC, assert_same_bits, parameters_of
+from helpers import STATIC, assert_same_bits, in_sequence, initialized, parameters_of
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
 from test_networks import build, inputs_of
@@ -77,9 +77,9 @@ class Residual(gluon.HybridBlock):
         self.activation = activation
         self.body = nn.HybridSequential()
         for channels in (3, 16, 16, 16):
-            part = nn.HybridSequential()
-            part.add(nn.Conv2D(16, 3, padding=1, in_channels=channels))
-            part.add(nn.BatchNorm(in_channels=16))
+            part = in_sequence(
+                nn.Conv2D(16, 3, padding=1, in_channels=channels), nn.BatchNorm(in_channels=16)
+            )
             self.body.add(part)
 
     def hybrid_forward(self, F, x):
@@ -107,10 +107,8 @@ def test_activations_and_sums_of_a_fused_network_are_parts_of_its_convolutions(
 
     monkeypatch.setattr(mx.sym.Symbol, "optimize_for", noted)
 
-    net = Residual(activation)
-    net.initialize(mx.init.Xavier())
-    images = mx.nd.random.normal(shape=(2, 3, 16, 16))
-    assert inference_network(net, dtype, fuse_for=images).fused
+    net = initialized(Residual(activation), mx.init.Xavier())
+    assert inference_network(net, dtype, fuse_for=mx.nd.random.normal(shape=(2, 3, 16, 16))).fused
     operators = Counter(node["op"] for node in json.loads(graphs[-1].tojson())["nodes"])
     assert operators["_sg_mkldnn_conv"] == 4
     assert "elemwise_add" not in operators
@@ -225,8 +223,7 @@ def test_several_inputs_and_outputs():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_operator_with_another_name_in_graphs_is_computed(dtype):
     net = Lambda(lambda F, x: F.cumsum(x, axis=1))
-    result = inference_network(net, dtype)(mx.nd.array([[1, 2, 4]]))
-    assert result.asnumpy().tolist() == [[1, 3, 7]]
+    assert inference_network(net, dtype)(mx.nd.array([[1, 2, 4]])).asnumpy().tolist() == [[1, 3, 7]]
 
 
 def test_a_weight_beyond_float16_and_a_plain_block_are_refused():
@@ -236,9 +233,6 @@ def test_a_weight_beyond_float16_and_a_plain_block_are_refused():
         inference_network(net, "float16")
     with pytest.raises(TypeError, match="HybridBlock"):
         inference_network(gluon.nn.Sequential())
-
-
-# Fusion
 
 
 def fuse(name, dtype):
@@ -265,8 +259,7 @@ def test_a_fused_network_is_right_for_other_images_and_batches_too(name, dtype, 
         request.getfixturevalue("native_bfloat16")
     net, images, _, fused = fuse(name, dtype)
     assert fused.fused
-    others = mx.nd.concat(images[::-1] * 0.75, images[:1], dim=0)
-    for given in (others, images[:1]):
+    for given in (mx.nd.concat(images[::-1] * 0.75, images[:1], dim=0), images[:1]):
         bound = fp32_bound(net, given)
         if dtype == "bfloat16":
             bound = sixteen_bit_bound(net, given, BFLOAT16)
@@ -276,9 +269,11 @@ def test_a_fused_network_is_right_for_other_images_and_batches_too(name, dtype, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU, rnn.RNN])
 def test_fusion_of_a_recurrent_network_keeps_its_results_for_any_batch(layer, dtype):
-    net = nn.HybridSequential()
-    net.add(nn.Dense(6, flatten=False, in_units=4), layer(6, layout="NTC", input_size=6))
-    net.add(nn.Dense(3, in_units=5 * 6))
+    net = in_sequence(
+        nn.Dense(6, flatten=False, in_units=4),
+        layer(6, layout="NTC", input_size=6),
+        nn.Dense(3, in_units=5 * 6),
+    )
     with_random_values(net)
     rows = some_images(4, 5, 4)
     plain, fused = (inference_network(net, dtype, fuse_for=given) for given in (None, rows))
@@ -311,9 +306,6 @@ def test_a_network_that_mxnet_cannot_fuse_is_left_as_it_was_and_the_log_says_so(
         plain(images)
 
 
-# Agreement
-
-
 def test_agreement_counts_categories_and_measures_by_the_largest_logit_of_each_image():
     expected = [np.array([[1.0, -4.0], [8.0, 2.0]]), np.array([[3.0, 5.0]])]
     logits = [np.array([[1.5, -4.0], [8.0, 9.0]]), np.array([[3.0, 5.0]])]
@@ -323,8 +315,7 @@ def test_agreement_counts_categories_and_measures_by_the_largest_logit_of_each_i
         [mx.nd.array([0]), (mx.nd.array([1]), mx.nd.array([7]))],
     )
     assert (result.images, result.same_category) == (3, 2)
-    assert result.top1_agreement == 2 / 3
-    assert result.largest_relative_error == 7 / 8
+    assert (result.top1_agreement, result.largest_relative_error) == (2 / 3, 7 / 8)
     assert "2 of 3 images (66.67%)" in str(result)
 
 

@@ -73,11 +73,7 @@ def test_plain_mxnet_computes_the_exports_to_the_same_bits_without_mpgluon(tmp_p
     for path, logits in expected.items():
         assert np.load(f"{path}-out.npy").tobytes() == logits.tobytes()
     for name in NETWORKS:  # and the formats differ
-        kinds = [expected[tmp_path / f"{name}-{dtype}"].tobytes() for dtype in DTYPES]
-        assert len(set(kinds)) == 3
-
-
-# The two traps of mxnet.contrib.amp
+        assert len({expected[tmp_path / f"{name}-{dtype}"].tobytes() for dtype in DTYPES}) == 3
 
 
 def imported_by_gluon(path):
@@ -95,11 +91,9 @@ def test_the_silent_fp32_graph_of_mxnets_own_export_is_not_ours(tmp_path):
 
     # Upstream: computed in bfloat16, exported in FP32.
     converted = mxnets_amp.convert_hybrid_block(net, "bfloat16", ctx=mx.cpu())
-    in_bfloat16 = logits_of(converted, images)
-    assert distance(in_bfloat16, in_fp32) > bound
+    assert distance(logits_of(converted, images), in_fp32) > bound
     converted.export(str(tmp_path / "upstream"))
-    upstream = logits_of(imported_by_gluon(tmp_path / "upstream"), images)
-    assert distance(upstream, in_fp32) <= bound
+    assert distance(logits_of(imported_by_gluon(tmp_path / "upstream"), images), in_fp32) <= bound
 
     export_mxnet(net, tmp_path / "ours", dtype="bfloat16")
     ours = logits_of(import_mxnet(tmp_path / "ours"), images)
@@ -121,9 +115,6 @@ def test_the_graph_that_cannot_be_computed_is_not_ours(tmp_path):
     export_mxnet(net, tmp_path / "ours", dtype="float16")
     ours = import_mxnet(tmp_path / "ours")
     assert (logits_of(ours, images) == logits_of(inference_network(net, "float16"), images)).all()
-
-
-# Graphs for a GPU
 
 
 def test_a_graph_for_a_gpu_computes_every_product_in_float16(tmp_path):
@@ -148,9 +139,6 @@ def test_a_graph_for_a_gpu_is_refused_on_a_cpu_with_what_to_do(tmp_path):
     # MXNet's own error comes later and says less.
     with pytest.raises(mx.MXNetError, match="FP16 gemm on cpu not implemented"):
         imported_by_gluon(tmp_path / "net")(some_images(*IMAGES)).asnumpy()
-
-
-# Two files of one export
 
 
 def test_the_parameter_file_has_the_bytes_that_mxnet_writes(tmp_path):
@@ -214,9 +202,6 @@ def test_mxnet_reads_names_in_any_script(tmp_path):
     symbol, parameters = export_mxnet(net, tmp_path / "net", dtype="float32", inputs=("größe",))
     imported = gluon.SymbolBlock.imports(str(symbol), ["größe"], str(parameters))
     assert imported(mx.nd.array([3])).asnumpy().tolist() == [9]
-
-
-# The order of inputs
 
 
 class LastFirst(gluon.HybridBlock):
@@ -285,9 +270,6 @@ def test_a_parameter_that_the_file_lacks_is_not_taken_for_an_input(tmp_path, inp
     name = lacking.removeprefix("arg:")
     with pytest.raises(CheckpointError, match=rf"has no values of .*{name}"):
         import_mxnet(tmp_path / "net", inputs=inputs)
-
-
-# Refusals
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path):

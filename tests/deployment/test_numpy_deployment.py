@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from deployment_helpers import served
-from helpers import WAYS, assert_same_bits
+from helpers import assert_same_bits, in_way, initialized
 from interfaces import images_of, in_both, interface, made
 from mxnet import gluon
 
@@ -68,8 +68,7 @@ def test_a_cast_of_an_imported_graph_computes_the_bits_of_the_network(way, tmp_p
         net = made(hybridize=True)
         results_of(net, array)
         net.export(str(tmp_path / "net"))
-        imported = import_mxnet(tmp_path / "net")
-        WAYS[way](imported)
+        imported = in_way(way, import_mxnet(tmp_path / "net"))
         expected = results_of(made(way, hybridize=True), array)
         assert_same_bits([results_of(imported, array)], [expected])
 
@@ -93,8 +92,7 @@ def test_an_operator_with_several_results_is_replayed():
     with interface(in_numpy=True) as array:
         x = array(np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32))
         net = Splits()
-        inference = inference_network(net, "float32")
-        assert_same_bits([inference(x).asnumpy()], [net(x).asnumpy()])
+        assert_same_bits([inference_network(net, "float32")(x).asnumpy()], [net(x).asnumpy()])
 
 
 class WithComputedWeight(gluon.HybridBlock):
@@ -111,8 +109,7 @@ class WithComputedWeight(gluon.HybridBlock):
 def test_a_weight_that_is_computed_from_parameters_is_computed_once():
     with interface(in_numpy=True) as array:
         x = array(np.random.RandomState(0).standard_normal((2, 4)).astype(np.float32))
-        net = WithComputedWeight()
-        net.initialize()
+        net = initialized(WithComputedWeight())
         inference = inference_network(net, "float32")
         (weight,) = inference.collect_params().values()
         expected = mx.np.tanh(net.weight.data()) * 2

@@ -30,7 +30,7 @@ from deployment_helpers import (
     some_images,
     with_random_values,
 )
-from helpers import assert_same_bits, in_sequence, parameters_of
+from helpers import assert_same_bits, in_sequence, initialized, parameters_of
 from mxnet.gluon import nn
 from PIL import Image
 from test_networks import CLASSES, build, inputs_of
@@ -62,8 +62,7 @@ def check(name, folder):
     bound16 = sixteen_bit_bound(net, images, FLOAT16)
     assert bound < distance(in_float16, reference) <= bound16
     # MXNet's own float16 is as far from FP32 at most, so the two are twice as far apart at most.
-    mxnets = logits_of(inference_network(net, "float16"), images)
-    assert distance(in_float16, mxnets) <= 2 * bound16
+    assert distance(in_float16, logits_of(inference_network(net, "float16"), images)) <= 2 * bound16
 
     constants = onnx.load(half).graph.initializer
     assert {c.data_type for c in constants if len(c.dims) > 1} == {onnx.TensorProto.FLOAT16}
@@ -113,16 +112,12 @@ def test_a_cast_networks_file_is_that_of_the_plain_one(tmp_path, dtype):
     for prepare in (lambda net: net, mpgluon.cast_block, mpgluon.amp.autocast):
         net = small_network()
         prepare(net)
-        path = export_onnx(net, tmp_path / "net.onnx", METADATA, dtype=dtype)
-        model = onnx.load(path)
+        model = onnx.load(export_onnx(net, tmp_path / "net.onnx", METADATA, dtype=dtype))
         contents.append(
             [(c.data_type, list(c.dims), c.raw_data) for c in model.graph.initializer]
             + [node.op_type for node in model.graph.node]
         )
     assert contents[0] == contents[1] == contents[2]
-
-
-# Refusals
 
 
 def with_large_weight():
@@ -132,8 +127,7 @@ def with_large_weight():
 
 
 def with_operator(operator):
-    net = in_sequence(nn.HybridLambda(operator), nn.Dense(5))
-    net.initialize()
+    net = initialized(in_sequence(nn.HybridLambda(operator), nn.Dense(5)))
     net(some_images(1, 3, 6, 6))
     return net
 
@@ -201,9 +195,6 @@ def test_another_file_is_refused(tmp_path, content, message):
 def test_metadata_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ServingMetadata(**{"network": "n", "image_size": 8, **options})
-
-
-# Serving, as the document shows it
 
 
 def test_the_documents_lines_serve_the_file_without_mxnet_and_mpgluon(tmp_path):

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from deployment_helpers import Lambda, served, some_images, with_random_values
-from helpers import in_sequence
+from helpers import in_sequence, initialized
 from interfaces import interface
 from mxnet import gluon
 from mxnet.gluon import nn
@@ -23,8 +23,7 @@ VECTOR = (2, 12)
 
 
 def prelu():
-    net = nn.PReLU(in_channels=6)
-    net.initialize()
+    net = initialized(nn.PReLU(in_channels=6))
     net.alpha.set_data(mx.nd.array(np.linspace(-0.5, 1, 6)))
     return net
 
@@ -265,8 +264,7 @@ def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
     in_numpy = name in NUMPY_CASES
     images = mx.np.concatenate(parts) if in_numpy else mx.nd.concat(*parts, dim=0)
     expected = net(images).asnumpy()
-    model = model_of(net, (1, *images.shape[1:]), "float16")
-    result = served(model.SerializeToString(), images)
+    result = served(model_of(net, (1, *images.shape[1:]), "float16").SerializeToString(), images)
     assert result.dtype == np.float32
     # At most eight roundings of 2**-11 each, of terms up to 8 times as large as the result's norm.
     assert np.linalg.norm(result - expected) <= 64 * 2**-11 * np.linalg.norm(expected)
@@ -321,16 +319,12 @@ def test_formats_in_a_float16_model_are_those_of_the_table_of_operators():
 
 REFUSED = {
     "an unknown operator": (lambda F, x: F.erf(x), r"\(erf\)"),
-    "an unknown operator before others": (
-        lambda F, x: F.relu(F.expm1(x) + x),
-        r"expm10 \(expm1\); wri",
-    ),
+    "an unknown operator before others": (lambda F, x: F.relu(F.expm1(x) + x),
+        r"expm10 \(expm1\); wri"),
     "one of several outputs": (lambda F, x: F.relu(F.split(x, 2, axis=1)[1]), r"\(SliceChannel\)"),
     "several of them": (lambda F, x: F.erf(F.cos(x)), r"\(cos\); .*\(erf\)"),
-    "pooling of a kind": (
-        lambda F, x: F.Pooling(x, kernel=(2, 2), pool_type="sum"),
-        "pool_type='sum'",
-    ),
+    "pooling of a kind": (lambda F, x: F.Pooling(x, kernel=(2, 2), pool_type="sum"),
+        "pool_type='sum'"),
     "average pooling beyond the padding": (
         lambda F, x: F.Pooling(
             x, kernel=(2, 2), stride=(2, 2), pool_type="avg", pooling_convention="full"
@@ -364,21 +358,15 @@ REFUSED = {
     "mx.np: a concatenation of all": (lambda F, x: F.np.concatenate([x], axis=None), "axis=None"),
     "mx.np: a product with many axes": (lambda F, x: F.np.dot(x, x), "of 4 and 4 axes"),
     "a product of transposed": (lambda F, x: F.dot(x, x, transpose_b=True), "a transposed operand"),
-    "mx.np: a sum in another format": (
-        lambda F, x: F.np.sum(x, axis=1, dtype="float64"),
-        "dtype=float64",
-    ),
-    "a layer of another layout": (
-        lambda: nn.Conv2D(4, 3, layout="NHWC", in_channels=9),
-        "its layout is not NCHW",
-    ),
+    "mx.np: a sum in another format": (lambda F, x: F.np.sum(x, axis=1, dtype="float64"),
+        "dtype=float64"),
+    "a layer of another layout": (lambda: nn.Conv2D(4, 3, layout="NHWC", in_channels=9),
+        "its layout is not NCHW"),
     "a layer of another axis": (lambda: nn.BatchNorm(axis=2, in_channels=9), "its axis is 2"),
     "a layer norm of another axis": (lambda: nn.LayerNorm(1, in_channels=6), "its axis is 1"),
-    "a layer of more axes": (
-        lambda: nn.Dense(3, in_units=9, flatten=False),
-        "flatten=False with more than two axes",
-    ),
-}
+    "a layer of more axes": (lambda: nn.Dense(3, in_units=9, flatten=False),
+        "flatten=False with more than two axes"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -14,8 +14,17 @@ import mxnet as mx
 import numpy as np
 import pytest
 from deployment_helpers import Lambda, small_network, some_images, with_random_values
-from helpers import WAYS, assert_same_bits, in_sequence, parameters_of, trainer_of
-from mxnet import autograd, gluon
+from helpers import (
+    WAYS,
+    assert_same_bits,
+    backward_from,
+    cast_net,
+    in_sequence,
+    initialized,
+    parameters_of,
+    trainer_of,
+)
+from mxnet import gluon
 from mxnet.gluon import nn, rnn
 
 
@@ -43,14 +52,11 @@ def test_casts_and_dropout_are_left_out_and_values_are_those_before_the_cast(way
 
 
 def test_a_trained_cast_networks_values_are_the_optimizers_masters():
-    net = small_network()
-    mpgluon.cast_block(net)
+    net = cast_net(small_network())
     trainer = trainer_of(net, 2.0**-9)
     amp.init_trainer(trainer, "none")
     for _ in range(2):
-        with autograd.record():
-            loss = net(some_images(2, 3, 6, 6)).square().mean()
-        loss.backward()
+        backward_from(lambda: net(some_images(2, 3, 6, 6)).square().mean())
         trainer.step(1)
     values = record(net).values
     places = net._collect_params_with_prefix()
@@ -77,8 +83,7 @@ def test_a_block_that_is_called_twice_gives_operators_of_different_names():
 
 
 def test_a_network_without_values_and_graphs_in_a_graph_are_refused():
-    net = nn.Dense(3)
-    net.initialize()
+    net = initialized(nn.Dense(3))
     with pytest.raises(ValueError, match=r"no values yet: dense\d+_weight; initialize"):
         record(net)
     loop = Lambda(lambda F, x: F.contrib.foreach(lambda row, state: (row, state), x, [])[0])
@@ -119,8 +124,7 @@ DOORS = {
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("make", [Two, two_of_a_graph])
 def test_another_number_of_inputs_is_refused_with_the_inputs(make, door, tmp_path):
-    net = make()
-    net.initialize()
+    net = initialized(make())
     with pytest.raises(TypeError, match=r"takes the inputs first, second, received \d \(data"):
         DOORS[door](net, tmp_path / "net")
     assert list(tmp_path.iterdir()) == []
@@ -136,14 +140,10 @@ def test_a_missing_input_of_any_number_is_reported_with_the_names_of_the_others(
 
 
 def test_an_input_needs_a_name_of_its_own():
-    net = Two()
-    net.initialize()
+    net = initialized(Two())
     for other, why in (("a", "a is there twice"), (net.slope.name, "slope is a parameter")):
         with pytest.raises(ValueError, match=rf"received a, \S+: \S*{why}"):
             record(net, ("a", other))
-
-
-# Folding
 
 
 def folded_by_hand(weight, bias, norm):
@@ -256,8 +256,7 @@ def test_a_weight_that_is_computed_from_parameters_is_computed_once_and_folded()
     net = with_random_values(WithComputedWeight(standardized))
     recording = fold(record(net), FLOAT32)
     assert operators(recording) == ["FullyConnected"]
-    weight = standardized(mx.nd, net.weight.data(), None)
-    expected, bias = folded_by_hand(weight, None, net.norm)
+    expected, bias = folded_by_hand(standardized(mx.nd, net.weight.data(), None), None, net.norm)
     assert expected.any()
     (product,) = (node for node in recording.graph.nodes if not node.is_variable)
     folded_weight, folded_bias = recording.values_after_data(product)
@@ -321,8 +320,7 @@ def test_a_weight_beyond_float16_is_refused_and_a_statistic_is_not():
     net = norm_before_convolution()
     with_random_values(net)
     net[0].running_var.set_data(mx.nd.full(3, 1e6))
-    recording = record(net)
-    recording.check_range(FLOAT16)
+    record(net).check_range(FLOAT16)
     net[1].bias.set_data(mx.nd.full(4, 65520))
     with pytest.raises(PrecisionError, match=r"conv\d+_bias hold values beyond 65504"):
         record(net).check_range(FLOAT16)

@@ -155,8 +155,7 @@ def test_progress_is_one_line_of_a_terminal_that_is_cleared(monkeypatch):
         show("first")
         show("second")
     erase = "\r\033[K"
-    expected = f"{erase}[#.] first ...{erase}[##] second ...{erase}"
-    assert sys.stderr.getvalue() == expected
+    assert sys.stderr.getvalue() == f"{erase}[#.] first ...{erase}[##] second ...{erase}"
 
 
 def test_where_there_is_no_terminal_there_is_no_progress(monkeypatch):

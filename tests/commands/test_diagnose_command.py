@@ -8,9 +8,9 @@ import pytest
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_network_of_the_zoo_is_looked_at_on_noise(printed, folder, dtype):
-    options = ("--image-size=32", "--classes=10", "--batch-size=4", f"--dtype={dtype}")
+    options = ("--image-size=16", "--classes=10", "--batch-size=4", f"--dtype={dtype}")
     output = printed("diagnose", "cifar_resnet20_v1", *options)
-    assert "Images of normal noise, (4, 3, 32, 32): no data set." in output
+    assert "Images of normal noise, (4, 3, 16, 16): no data set." in output
     assert "Weights as they were drawn: an untrained network." in output
     assert f"{dtype} against FP32, layer by layer" in output
     assert ("Gradients at the recommended loss scale" in output) == (dtype == "float16")

@@ -95,8 +95,7 @@ def test_it_looks_at_this_machine_and_at_a_network_in_the_current_folder(started
 
 @pytest.mark.usefixtures("_healthy")
 def test_what_a_recording_warns_of_is_a_finding(printed, tmp_path):
-    healthy = Run().train(tmp_path / "healthy", steps=3)
-    said = printed("doctor", "--recording", healthy)
+    said = printed("doctor", "--recording", Run().train(tmp_path / "healthy", steps=3))
     assert "3 recorded steps to step 3: nothing is about to fail" in " ".join(said.split())
     stuck = Run(cast=None, dropout=0.0)
     stuck.options["learning_rate"] = 1e-9

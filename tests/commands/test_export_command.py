@@ -12,6 +12,7 @@ import mxnet as mx
 import numpy as np
 import onnxruntime
 import pytest
+from helpers import initialized
 from mxnet.gluon import nn
 
 NAME, SIZE = "cifar_resnet20_v1", 32
@@ -53,18 +54,12 @@ def test_a_function_becomes_a_file_that_knows_its_categories(printed, folder, dt
     [
         ([], {}, "--mean, --std, --crop"),
         (["--std=1,1,1"], {"std": (1, 1, 1)}, "--mean, --crop"),
-        (
-            ["--mean=0.45,0,0.5", "--std=0.25,0.25,0.2", "--crop=0.5"],
-            {"mean": (0.45, 0, 0.5), "std": (0.25, 0.25, 0.2), "centre_crop": 0.5},
-            None,
-        ),
-        (
-            ["--mean=none", "--std=none", "--crop=none"],
-            {"mean": (0, 0, 0), "std": (1 / 255, 1 / 255, 1 / 255), "centre_crop": 1},
-            None,
-        ),
+        (["--mean=0.45,0,0.5", "--std=0.25,0.25,0.2", "--crop=0.5"],
+            {"mean": (0.45, 0, 0.5), "std": (0.25, 0.25, 0.2), "centre_crop": 0.5}, None),
+        (["--mean=none", "--std=none", "--crop=none"],
+            {"mean": (0, 0, 0), "std": (1 / 255, 1 / 255, 1 / 255), "centre_crop": 1}, None),
     ],
-)
+)  # fmt: skip
 def test_how_photographs_are_prepared_is_in_the_file_and_said(printed, options, expected, assumed):
     output = printed("export", "mine:small", "--image-size=8", *options)
     metadata = ServingMetadata("mine:small", 8, **expected)
@@ -108,8 +103,7 @@ def test_a_function_may_leave_shapes_to_the_parameter_file(printed, folder):
         "from mxnet.gluon import nn\n\n\ndef dense():\n    net = nn.Dense(5)\n"
         "    net.initialize()\n    return net\n"
     )
-    trained = nn.Dense(5, in_units=4)
-    trained.initialize(mx.init.Xavier())
+    trained = initialized(nn.Dense(5, in_units=4), mx.init.Xavier())
     trained.save_parameters("dense.params")
     options = ("--parameters=dense.params", "--input-shape=1,4", "--output=dense.onnx")
     assert "Parameters from dense.params." in printed("export", "deferred:dense", *options)

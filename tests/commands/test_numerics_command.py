@@ -35,8 +35,7 @@ def test_warnings_are_printed_and_are_the_exit_status(printed, tmp_path):
     run = Run(dropout=0.0)
     run.options["learning_rate"] = 1e-9
     run.cast = None
-    folder = run.train(tmp_path, steps=1)
-    output = printed("numerics", folder, status=1)
+    output = printed("numerics", run.train(tmp_path, steps=1), status=1)
     assert "\nstep 1: 100 % of the updates of 0.weight are lost" in output
 
 
@@ -72,5 +71,4 @@ def test_a_reader_that_stops_reading_is_not_an_error(tmp_path):
         "done = subprocess.run(command, stdout=reader.stdin, stderr=subprocess.PIPE)\n"
         "print(done.returncode, done.stderr.decode().count('error'))\n"
     )
-    done = run_python(code)
-    assert done.stdout.split() == ["0", "0"]
+    assert run_python(code).stdout.split() == ["0", "0"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mpgluon
-from mpgluon import amp
 from mpgluon.diagnostics import FlightRecorder
 
 import mxnet as mx
 import pytest
-from mxnet import autograd, gluon
+from helpers import backward_from, cast_net, with_loss_scale
+from mxnet import gluon
 
 
 @pytest.fixture
@@ -17,18 +16,13 @@ def recorded(folder, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     import mine
 
-    net = mine.dense()
-    mpgluon.cast_block(net)
+    net = cast_net(mine.dense())
     options = {"learning_rate": 0.1, "multi_precision": True}
-    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
-    amp.init_trainer(trainer, 2.0**24)
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", options), 2.0**24)
     recorder = FlightRecorder(net, trainer, "overflows", network="mine:dense", loss="L2Loss()")
     x, labels = mx.nd.ones((4, 5)), 1000 * mx.nd.ones((4, 3))
     with recorder.step(x, labels):
-        with autograd.record():
-            loss = gluon.loss.L2Loss()(net(x), labels)
-            with amp.scale_loss(loss, trainer) as scaled:
-                scaled.backward()
+        backward_from(lambda: gluon.loss.L2Loss()(net(x), labels), trainer)
         trainer.step(4)
     (path,) = (folder / "overflows").iterdir()
     return path

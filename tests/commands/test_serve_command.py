@@ -121,14 +121,10 @@ def test_a_port_in_use_and_another_machines_address_are_named_with_the_option(re
     assert said.endswith("choose another --host, an address of this machine\n")
 
 
-# Without a browser and without a socket
-
-
 def test_an_answer_is_what_the_classifier_says(client, classifier, images):
     photograph = images[0].read_bytes()
     response = client.post("/classify", data=photograph)
-    assert response.status_code == 200
-    assert response.mimetype == "application/json"
+    assert (response.status_code, response.mimetype) == (200, "application/json")
     expected = classifier(photograph)
     assert [found["dtype"] for found in response.json["predictions"]] == FORMATS
     for found, prediction in zip(response.json["predictions"], expected):
@@ -169,18 +165,12 @@ def test_other_files_than_photographs_get_a_status_and_a_sentence(
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/", 200),
-        ("GET", "/formats.css", 200),
-        ("GET", "/static/page.js", 200),
-        ("GET", "/static/page.css", 200),
-        ("GET", "/static/icon.svg", 200),
-        ("GET", "/static/../../page.py", 404),
-        ("GET", "/static/../index.html", 404),
-        ("GET", "/nothing", 404),
-        ("GET", "/classify", 405),
-        ("POST", "/classify", 400),
+        ("GET", "/", 200), ("GET", "/formats.css", 200), ("GET", "/static/page.js", 200),
+        ("GET", "/static/page.css", 200), ("GET", "/static/icon.svg", 200),
+        ("GET", "/static/../../page.py", 404), ("GET", "/static/../index.html", 404),
+        ("GET", "/nothing", 404), ("GET", "/classify", 405), ("POST", "/classify", 400),
     ],
-)
+)  # fmt: skip
 def test_every_response_forbids_what_the_page_does_not_need(client, method, path, status):
     response = client.open(path, method=method, buffered=True)
     assert response.status_code == status
@@ -202,9 +192,6 @@ def test_only_trusted_names_of_the_host_are_answered(classifier, images):
     ]:
         assert client.get("/", base_url=base).status_code == status
         assert client.post("/classify", data=body, base_url=base).status_code == status
-
-
-# The command line
 
 
 @pytest.mark.parametrize(
@@ -335,15 +322,11 @@ def test_photographs_are_prepared_as_the_options_and_the_page_say(
     assert f"{escape(about)}<br>\n      {escape(said)}" in page
     assert f'data-centre-crop="{float(crop)}"' in page
     assert ("assumed" in about) == (len(options) < 3)
-    colour = pixels[top : top + side, left : left + side].mean((0, 1))
-    weights = np.exp((colour / 255 - mean) / std)
+    weights = np.exp((pixels[top : top + side, left : left + side].mean((0, 1)) / 255 - mean) / std)
     expected = dict(zip("012", weights / weights.sum()))
     guesses = {one["category"]: one["probability"] for one in answer["predictions"][0]["guesses"]}
     # A mean of 256 terms up to 255 in FP32 is within 256 * 255 * 2^-24 = 0.004; two logits each.
     assert guesses == pytest.approx(expected, rel=0.01)
-
-
-# The command itself, listening
 
 
 @pytest.fixture(scope="module")
@@ -407,9 +390,6 @@ def test_a_photograph_is_answered_in_two_seconds_with_300_idle_connections_open(
     response = requests.post(f"{server}classify", data=images[0].read_bytes(), timeout=60)
     assert time.monotonic() - start < 2
     assert response.status_code == 200
-
-
-# The page in a browser
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,6 @@ def end_abruptly():
     def run(program: str, *arguments) -> None:
         command = [sys.executable, "-W", "ignore", "-c", ENDING + program, *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, env=environment, timeout=120, check=False)
-        assert done.returncode == 9
+        assert subprocess.run(command, env=environment, timeout=120, check=False).returncode == 9
 
     return run

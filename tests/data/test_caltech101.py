@@ -122,8 +122,7 @@ def test_the_tree_is_found_in_its_three_places(tmp_path):
     renamed = tmp_path / "three" / "my_photographs"
     for tree in (inside, nested, renamed):
         put_image(tree / "ant")
-    assert find_tree(tmp_path / "one") == inside
-    assert find_tree(inside) == inside
+    assert (find_tree(tmp_path / "one"), find_tree(inside)) == (inside, inside)
     assert find_tree(tmp_path / "two") == nested
     assert find_tree(renamed) == renamed
 
@@ -157,8 +156,7 @@ def test_the_script_fetches_the_tree_and_prints_where_it_is(
     assert "warning: the archive has 8,677 in its categories" in output.err
     assert sorted(os.listdir(tmp_path)) == [".caltech101.lock", "101_ObjectCategories"]
     folder = list_images(tree)
-    assert folder.classes == ("Zebra", "ant")
-    assert folder.labels.tolist() == [0, 1, 1]
+    assert (folder.classes, folder.labels.tolist()) == (("Zebra", "ant"), [0, 1, 1])
 
 
 def test_the_scripts_error_is_one_line_and_status_2(script, tmp_path, capsys):

@@ -32,11 +32,9 @@ def test_only_image_files_in_class_folders_count(tmp_path):
         touch(tmp_path / name)
     (tmp_path / "ant" / "folder.jpg").mkdir()
     folder = list_images(tmp_path, exclude=("BACKGROUND_Google",))
-    assert folder.root == tmp_path
-    assert folder.classes == ("Zebra", "ant")
+    assert (folder.root, folder.classes) == (tmp_path, ("Zebra", "ant"))
     assert list(folder.paths) == [tmp_path / name for name in images]
-    assert folder.labels.tolist() == [0, 1, 1, 1]
-    assert folder.labels.dtype == np.int32
+    assert (folder.labels.tolist(), folder.labels.dtype) == ([0, 1, 1, 1], np.int32)
     assert len(folder) == 4
 
 
@@ -77,8 +75,7 @@ def test_an_image_with_two_links_is_listed_once_under_the_first(tmp_path, nested
         (tree / place).symlink_to(elsewhere)
     (tree / "ant").mkdir()
     (tree / "ant" / "own.jpg").symlink_to(own)  # the file itself precedes any link to it
-    expected = [("cat", tree / "cat" / "a.jpg"), ("cat", own)]
-    assert found_in(tree, nested=nested) == expected
+    assert found_in(tree, nested=nested) == [("cat", tree / "cat" / "a.jpg"), ("cat", own)]
     assert "reached again through symbolic links, are left out: 3, the first is" in caplog.text
 
 
@@ -164,15 +161,9 @@ def test_a_png_of_16_bits_keeps_its_upper_eight(tmp_path, channels):
 
 # Where the first row and the first column of a file are to be shown: Exif 2.32, table 6.
 ORIENTATIONS = {
-    1: ("top", "left"),
-    2: ("top", "right"),
-    3: ("bottom", "right"),
-    4: ("bottom", "left"),
-    5: ("left", "top"),
-    6: ("right", "top"),
-    7: ("right", "bottom"),
-    8: ("left", "bottom"),
-}
+    1: ("top", "left"), 2: ("top", "right"), 3: ("bottom", "right"), 4: ("bottom", "left"),
+    5: ("left", "top"), 6: ("right", "top"), 7: ("right", "bottom"), 8: ("left", "bottom"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
@@ -188,8 +179,7 @@ def test_every_reader_shows_a_photograph_as_its_exif_orientation_says(tmp_path, 
     elif kind == "16 bits":
         image, options["format"] = Image.fromarray(pixels[..., 0].astype(np.uint16) << 8), "PNG"
     elif kind == "XMP":
-        xmp = f'<x tiff:Orientation="{orientation}"/>'.encode()
-        options = {"xmp": xmp, "format": "JPEG"}
+        options = {"xmp": f'<x tiff:Orientation="{orientation}"/>'.encode(), "format": "JPEG"}
     elif (
         kind == "odd tags"
     ):  # Pillow reads a resolution that is said to be text, and cannot write it

@@ -103,8 +103,7 @@ def test_pixels_are_normalized_with_imagenets_mean_and_standard_deviation(tmp_pa
 
 
 def test_the_test_crop_is_the_centre_after_resizing_the_shorter_side(caltech101_mini):
-    paths = list_images(caltech101_mini / "101_ObjectCategories").paths[::100]
-    for path in paths:
+    for path in list_images(caltech101_mini / "101_ObjectCategories").paths[::100]:
         crop = read_crop(path, 112, None, epoch=0, index=0).astype(float)
         with Image.open(path) as image:
             image = image.convert("RGB")
@@ -123,8 +122,7 @@ def test_whole_images_are_shifted_by_up_to_an_eighth_for_training_and_as_they_ar
     pixels = np.random.RandomState(0).randint(1, 256, (32, 32, 3)).astype(np.uint8)
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path)
-    whole = read_crop(path, 32, None, epoch=0, index=0, whole=True)
-    np.testing.assert_array_equal(whole, pixels)
+    np.testing.assert_array_equal(read_crop(path, 32, None, epoch=0, index=0, whole=True), pixels)
 
     colour = np.round(255 * np.array(IMAGENET_MEAN))
     padded = np.broadcast_to(colour, (40, 40, 3)).astype(np.uint8).copy()

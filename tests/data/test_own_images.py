@@ -60,17 +60,13 @@ def test_a_folder_for_testing_says_which_images_are_tested(tmp_path, name, place
         (["cats/1.jpg", "cats/2.jpg"], r"in one folder only \(cats\), and a classifier needs two"),
         (["train/a/1.jpg", "train/b/1.jpg"], r"in one folder only \(train\)"),
         (["train/a/1.jpg", "test/a/1.jpg"], r"train has images in one folder only \(a\)"),
-        (
-            ["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg"],
-            "train has a category without an image in .*test: b",
-        ),
-        (
-            ["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/1.jpg", "val/c/1.jpg"],
-            "val has a category without an image in .*train: c",
-        ),
+        (["train/a/1.jpg", "train/b/1.jpg", "test/a/1.jpg"],
+            "train has a category without an image in .*test: b"),
+        (["train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/1.jpg", "val/c/1.jpg"],
+            "val has a category without an image in .*train: c"),
         (["mine/a/1.jpg", "mine/b/1.jpg", "mine_test/a/1.jpg"], "give .*/mine to train on it"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_trained_on_is_refused(tmp_path, files, message):
     for file in files:
         draw(tmp_path / file)

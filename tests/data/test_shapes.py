@@ -74,8 +74,7 @@ def test_ten_classes_are_easy_for_a_nearest_neighbour_of_hues(rendered):
         hues.append(counts / max(counts.sum(), 1))
     histograms, is_train = np.stack(hues), np.arange(len(folder)) % 4 != 0
     distances = np.abs(histograms[~is_train][:, None] - histograms[is_train][None]).sum(-1)
-    predicted = folder.labels[is_train][distances.argmin(1)]
-    assert (predicted == folder.labels[~is_train]).mean() > 0.7
+    assert (folder.labels[is_train][distances.argmin(1)] == folder.labels[~is_train]).mean() > 0.7
 
 
 @pytest.mark.multiprocess
@@ -88,6 +87,5 @@ def test_a_killed_rendering_is_never_taken_for_complete(tmp_path, end_abruptly):
     )
     assert not (tmp_path / "shapes-10x1-seed0").exists()
     assert len(contents(tmp_path / ".shapes-10x1-seed0.rendering")) == 5
-    folder = render_shapes(tmp_path, images_per_class=1)
-    assert len(contents(folder)) == 11
+    assert len(contents(render_shapes(tmp_path, images_per_class=1))) == 11
     assert set(os.listdir(tmp_path)) == {".shapes.lock", "shapes-10x1-seed0"}

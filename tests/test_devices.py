@@ -23,8 +23,7 @@ def test_a_text_names_contexts_in_its_order(text, indices):
 
 def test_gpus_that_mxnet_sees_are_named_as_cpus_are(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
-    assert parse_devices("gpu") == [mx.gpu(0)]
-    assert parse_devices("gpu:1") == [mx.gpu(1)]
+    assert (parse_devices("gpu"), parse_devices("gpu:1")) == ([mx.gpu(0)], [mx.gpu(1)])
     assert parse_devices("gpu:1,0") == [mx.gpu(1), mx.gpu(0)]
 
 
@@ -93,6 +92,5 @@ COPIES = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads by Linux's /proc")
 def test_a_cast_and_copies_in_parts_start_no_threads_for_the_caller_and_mxnets_copy_does():
-    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
-    finished = run_python(textwrap.dedent(COPIES), env=environment)
+    finished = run_python(textwrap.dedent(COPIES), env={**os.environ, "OMP_NUM_THREADS": "3"})
     assert finished.stdout.split() == ["0", "2"], finished.stderr

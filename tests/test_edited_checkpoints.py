@@ -149,6 +149,5 @@ def test_any_array_of_another_shape_or_dtype_is_refused_and_changes_nothing(tmp_
                 continue
             write_file(path, fields, {**arrays, name: other})
             assert refused_or_usable(path, training, original), (name, other.shape, other.dtype)
-        without = {key: value for key, value in arrays.items() if key != name}
-        write_file(path, fields, without)
+        write_file(path, fields, {key: value for key, value in arrays.items() if key != name})
         refused_or_usable(path, training, original)

@@ -9,10 +9,7 @@ from distributed_helpers import HERE, mpirun, succeeded
 
 @pytest.fixture(
     scope="session",
-    params=[
-        pytest.param(2, id="2 ranks"),
-        pytest.param(4, id="4 ranks", marks=pytest.mark.slow),
-    ],
+    params=[pytest.param(2, id="2 ranks"), pytest.param(4, id="4 ranks", marks=pytest.mark.slow)],
 )
 def scenarios(request, tmp_path_factory) -> tuple[int, dict[str, np.ndarray]]:
     """Return the number of ranks, and by name what every scenario left on all of them."""

@@ -26,16 +26,11 @@ def ask_mpirun_to_stop() -> None:
 
 
 KINDS: dict[str, Callable[[], Any]] = {
-    "nothing": lambda: None,
-    "kill": send(signal.SIGKILL),
-    "terminate": send(signal.SIGTERM),
-    "ask": ask_mpirun_to_stop,
-    "stop": send(signal.SIGSTOP),
-    "raise": raise_error,
-    "exit": lambda: sys.exit(3),
-    "exit with words": lambda: sys.exit("there are no images"),
+    "nothing": lambda: None, "kill": send(signal.SIGKILL), "terminate": send(signal.SIGTERM),
+    "ask": ask_mpirun_to_stop, "stop": send(signal.SIGSTOP), "raise": raise_error,
+    "exit": lambda: sys.exit(3), "exit with words": lambda: sys.exit("there are no images"),
     "hang": lambda: time.sleep(FOR_EVER_S),
-}
+}  # fmt: skip
 
 
 def happen(kind: str, moment: Path) -> None:

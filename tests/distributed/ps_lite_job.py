@@ -24,12 +24,9 @@ def free_port() -> int:
 def main(workers: int, *program: str) -> int:
     """Return the largest exit status of the workers; end the others with the first that fails."""
     common = {
-        **os.environ,
-        "DMLC_PS_ROOT_URI": "127.0.0.1",
-        "DMLC_PS_ROOT_PORT": str(free_port()),
-        "DMLC_NUM_WORKER": str(workers),
-        "DMLC_NUM_SERVER": "1",
-    }
+        **os.environ, "DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port()),
+        "DMLC_NUM_WORKER": str(workers), "DMLC_NUM_SERVER": "1",
+    }  # fmt: skip
     serve = [sys.executable, "-W", "ignore", "-c", "import mxnet"]  # does not return until the end
     servers = [
         subprocess.Popen(serve, env={**common, "DMLC_ROLE": role})

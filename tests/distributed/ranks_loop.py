@@ -53,11 +53,7 @@ def main(seed: str, without: str, folder: str) -> None:
         "autograd": autograd,
         "gluon": gluon,
         "make_net": lambda: make_net("float16"),
-        "options": {
-            "learning_rate": LEARNING_RATE,
-            "momentum": MOMENTUM,
-            "multi_precision": True,
-        },
+        "options": {"learning_rate": LEARNING_RATE, "momentum": MOMENTUM, "multi_precision": True},
         "loss_fn": gluon.loss.SoftmaxCrossEntropyLoss(),
         "batches": [
             (nd.array(images, dtype="float16"), nd.array(labels, dtype="int32"))

@@ -7,14 +7,7 @@ from mpgluon import DynamicLossScale, amp
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
-from small_training import (
-    FIRST_SCALE,
-    LEARNING_RATE,
-    MOMENTUM,
-    batches,
-    make_net,
-    masters_of,
-)
+from small_training import FIRST_SCALE, LEARNING_RATE, MOMENTUM, batches, make_net, masters_of
 
 
 def train_part_after_part(dtype: str, parts: int) -> dict[str, np.ndarray]:

@@ -8,6 +8,7 @@ from mpgluon.distributed import OneProcess, average_batch_norm, synchronize_batc
 import mxnet as mx
 import numpy as np
 import pytest
+from helpers import in_sequence, initialized
 from mxnet import autograd
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SyncBatchNorm
@@ -39,9 +40,7 @@ class Residual(nn.HybridBlock):
 
 def make_net(contexts=None) -> Residual:
     mx.random.seed(0)
-    net = Residual()
-    net.initialize(mx.init.Xavier(), ctx=contexts)
-    return net
+    return initialized(Residual(), mx.init.Xavier(), ctx=contexts)
 
 
 def test_one_process_keeps_its_statistics():
@@ -92,8 +91,6 @@ def test_several_cpu_devices_are_refused_instead_of_hanging():
 
 
 def test_another_axis_is_refused():
-    net = nn.HybridSequential()
-    net.add(nn.BatchNorm(axis=-1, in_channels=3))
-    net.initialize()
+    net = initialized(in_sequence(nn.BatchNorm(axis=-1, in_channels=3)))
     with pytest.raises(ValueError, match="normalizes axis -1, and SyncBatchNorm only 1"):
         synchronize_batch_norm(net, 1)

@@ -40,8 +40,7 @@ def test_weights_are_bit_for_bit_those_of_one_process_that_adds_the_parts_in_flo
         # unless float32 holds all partial sums exactly, as it does for float16 numbers of
         # similar size.
         pytest.skip("the order of a sum of four float32 numbers is MPI's")
-    several = numbers_of(part_of(scenarios[1], dtype))
-    assert_same_bits(several, train_part_after_part(dtype, ranks))
+    assert_same_bits(numbers_of(part_of(scenarios[1], dtype)), train_part_after_part(dtype, ranks))
 
 
 def test_the_first_float16_step_differs_from_the_whole_batch_by_the_rounding_of_gradients(

@@ -32,8 +32,7 @@ DTYPES = ["float32", "float16", "bfloat16"]
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory) -> list[dict[str, np.ndarray]]:
     folder = tmp_path_factory.mktemp("horovod")
-    horovodrun = Path(sys.executable).with_name("horovodrun")
-    command = [str(horovodrun), "-np", str(PROCESSES), "--gloo"]
+    command = [str(Path(sys.executable).with_name("horovodrun")), "-np", str(PROCESSES), "--gloo"]
     command += [sys.executable, "-W", "ignore", str(HERE / "worker_horovod.py"), str(folder)]
     succeeded(run_job(command, {"OMP_NUM_THREADS": "1"}))
     workers = []

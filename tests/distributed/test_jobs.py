@@ -48,5 +48,4 @@ def test_mpirun_takes_the_options_of_the_mpijob(tmp_path):
     variables = {one["name"]: one["value"] for one in mpirun["env"]}
     assert arguments[arguments.index("-x") + 1] in variables
     command = [find_mpirun(), *(str(places.get(one, one)) for one in arguments), "pwd"]
-    job = succeeded(run_job(command, variables))
-    assert job.output.splitlines() == [str(tmp_path)] * 2
+    assert succeeded(run_job(command, variables)).output.splitlines() == [str(tmp_path)] * 2

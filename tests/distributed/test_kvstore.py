@@ -9,7 +9,7 @@ from mpgluon.distributed.buckets import BUCKET_ELEMENTS, Gradient, make_buckets
 import mxnet as mx
 import numpy as np
 import pytest
-from helpers import in_sequence
+from helpers import in_sequence, initialized, with_loss_scale
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -74,11 +74,9 @@ def test_every_finite_float16_gradient_of_one_device_is_exchanged_unchanged():
 def recorded(*layers: gluon.Block, attached: bool = True):
     """Return a network, its Trainer, and a record of the messages of its kvstore."""
     processes = Recorder()
-    net = in_sequence(*layers)
-    net.initialize()
+    net = initialized(in_sequence(*layers))
     store = MpiKVStore(processes)
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {}, kvstore=store)
-    amp.init_trainer(trainer)
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", {}, kvstore=store))
     if attached:
         store.attach(trainer)
     return net, trainer, processes
@@ -115,8 +113,7 @@ def test_descriptions_differ_when_gradients_cannot_be_added():
     purposes = []
     for shape, dtype in [((2, 3), "float32"), ((3, 2), "float32"), ((2, 3), "float16")]:
         processes = Recorder()
-        one = gluon.Parameter("weight", shape=shape, dtype=dtype)
-        one.initialize()
+        one = initialized(gluon.Parameter("weight", shape=shape, dtype=dtype))
         gluon.Trainer([one], "sgd", {}, kvstore=MpiKVStore(processes)).allreduce_grads()
         purposes += processes.rolls
     assert len(set(purposes)) == 3
@@ -167,13 +164,12 @@ def test_a_trainer_with_the_kvstore_of_one_process_trains_like_one_without():
     weights = []
     for kvstore in (None, MpiKVStore(OneProcess())):
         mx.random.seed(0)
-        net = nn.Dense(2, in_units=3)
-        net.initialize()
+        net = initialized(nn.Dense(2, in_units=3))
         trainer = gluon.Trainer(net.collect_params(), "adam", {}, kvstore=kvstore)
         for step in range(3):
             with autograd.record():
                 loss = (net(mx.nd.ones((1, 3)) * step) ** 2).sum()
-            loss.backward()
+            autograd.backward(loss)
             trainer.step(1)
         weights.append(net.weight.data().asnumpy())
     assert np.array_equal(*weights)

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from distributed_helpers import HERE, run_job, succeeded
-from helpers import assert_same_bits
+from helpers import assert_same_bits, initialized
 from mxnet import gluon
 from mxnet.gluon import nn
 from references import numbers_of, train_part_after_part
@@ -33,8 +33,7 @@ def test_workers_that_begin_in_time_add_their_gradients(tmp_path, dtype):
 
 
 def make_trainer(kvstore: object, **options) -> gluon.Trainer:
-    net = nn.Dense(1, in_units=1)
-    net.initialize()
+    net = initialized(nn.Dense(1, in_units=1))
     return gluon.Trainer(net.collect_params(), "sgd", {}, kvstore=kvstore, **options)
 
 
@@ -54,8 +53,7 @@ def test_a_trainer_that_would_ignore_the_name_of_a_kvstore_of_processes_is_refus
 
 
 def test_a_trainer_whose_shapes_are_not_known_cannot_begin():
-    net = nn.Dense(1, prefix="late_")
-    net.initialize()
+    net = initialized(nn.Dense(1, prefix="late_"))
     trainer = gluon.Trainer(net.collect_params(), "sgd", {}, kvstore="local")
     with pytest.raises(TrainerStateError, match=r"1 parameters have no value yet .*late_weight"):
         begin(trainer)

@@ -20,15 +20,9 @@ from slurm_cluster import cluster
 
 ROOT = HERE.parents[1]
 OPTIONS = {
-    "model": "cifar_resnet20_v1",
-    "dataset": "shapes",
-    "images_per_class": 6,
-    "train_per_class": 4,
-    "image_size": 32,
-    "batch_size": 2,
-    "dtype": "float16",
-    "workers": 1,
-}
+    "model": "cifar_resnet20_v1", "dataset": "shapes", "images_per_class": 6, "train_per_class": 4,
+    "image_size": 32, "batch_size": 2, "dtype": "float16", "workers": 1,
+}  # fmt: skip
 AS_ROOT = {f"OMPI_ALLOW_RUN_AS_ROOT{end}": "1" for end in ("", "_CONFIRM")}
 
 pytestmark = [pytest.mark.slow, pytest.mark.multiprocess]

@@ -32,17 +32,10 @@ AT_ONCE_S = 10
 # 4 of 6 images of 10 classes train, 8 of them in a step, over all processes.
 GLOBAL_BATCH, STEPS_PER_EPOCH, STEPS = 8, 5, 10
 OPTIONS = {
-    "model": "cifar_resnet20_v1",
-    "dataset": "shapes",
-    "images_per_class": 6,
-    "train_per_class": 4,
-    "image_size": 32,
-    "epochs": 2,
-    "warmup_epochs": 1,
-    "workers": 1,
-    "kvstore": "mpi",
+    "model": "cifar_resnet20_v1", "dataset": "shapes", "images_per_class": 6, "train_per_class": 4,
+    "image_size": 32, "epochs": 2, "warmup_epochs": 1, "workers": 1, "kvstore": "mpi",
     "reference_batch_size": 16,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -196,8 +189,7 @@ def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_other_numbers_o
     assert "RuntimeError: the roof is on fire" in job.output
     assert stopped.checkpoints == ["step-00000002.npz", "step-00000005.npz"]
     options = options_of(1, shapes, folder)
-    results = train(TrainingConfig(**{**options, "kvstore": "device"}), resume=True)
-    assert results["steps"] == STEPS
+    assert train(TrainingConfig(**{**options, "kvstore": "device"}), resume=True)["steps"] == STEPS
     steps = stopped.events("step")
     assert [event["step"] for event in steps] == list(range(1, STEPS + 1))
     assert {event["images"] for event in steps} == {GLOBAL_BATCH}

@@ -187,6 +187,12 @@ def test_a_state_that_lacks_a_field_is_refused_and_changes_nothing(field):
     assert loss_scale.state_dict() == DynamicLossScale(2).state_dict()
 
 
+def test_the_count_towards_growth_restarts_at_the_ceiling_too():
+    loss_scale = DynamicLossScale(16, growth_interval=2, max_scale=16)
+    advance(loss_scale, [True, True, True])
+    assert loss_scale.growth_tracker == 1
+
+
 # --- what a constructor refuses --------------------------------------------------------------
 
 NUMBERS = ("init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")

@@ -261,9 +261,9 @@ LINES = {
     "recipes": 4_960,
     "study": 16_470,
     "scripts": 500,
-    "tests": 51_850,
+    "tests": 49_910,
 }
-LINES_LOADED = {"mpgluon": 7_790, "mpgluon.amp": 11_840}  # by an import: a cast, training
+LINES_LOADED = {"mpgluon": 7_790, "mpgluon.amp": 11_845}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring
 LONG_BODIES = 0
 LINES_OF_TRAINER_STATE = 200

@@ -161,7 +161,7 @@ def autocast(
         be named: their sums are FP32 under every policy. Names as for :func:`mpgluon.cast_block`.
     compute_16 : iterable of str
         As for :func:`mpgluon.cast_block`. Without effect on a processor that has bfloat16 itself:
-        there, all values but those of products are FP32.
+        there, all values except the products' are FP32.
 
     Raises
     ------

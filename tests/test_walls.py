@@ -256,12 +256,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_430,
+    "mpgluon": 18_480,
     "mpgluon_tools": 13_960,
     "recipes": 4_960,
     "study": 16_470,
     "scripts": 500,
-    "tests": 49_910,
+    "tests": 50_050,
 }
 LINES_LOADED = {"mpgluon": 7_790, "mpgluon.amp": 11_845}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -35,7 +35,8 @@ __all__ = ["compute_natively"]
 
 _NARROW, _WIDEN = "_mpgluon_to_bfloat16", "_mpgluon_from_bfloat16"
 _OPERATORS = {("float32", "bfloat16"): _NARROW, ("bfloat16", "float32"): _WIDEN}
-_GROUPED = "_mpgluon_grouped_"
+_GROUPED, _CONCAT = "_mpgluon_grouped_", "_mpgluon_bfloat16_Concat"
+_NORM = f"{ANY_LAYOUT}BatchNorm"
 _IN_BLOCKS = "_in_blocks"
 _MOST_CHANNELS_OF_IMAGES = 3
 _NUMBERS = count()
@@ -91,6 +92,8 @@ def compute_natively(
             _pad_in_bfloat16(graph, node)
         elif not for_backend:
             _compute_in_any_layout(node)
+    if not for_backend:
+        _hold_in_bfloat16(graph)
     graph = Graph(graph.heads)
     for node in graph.nodes:
         if node.operator in (_NARROW, _WIDEN) and _may_keep_blocks(graph, node.inputs[0]):
@@ -183,7 +186,62 @@ def _compute_in_any_layout(node: Node) -> None:
     if node.operator == "Convolution" and options.get("num_group", 1) > 1:
         node.operator = f"{_GROUPED}Convolution"
     elif node.operator == "BatchNorm" and options.get("axis", 1) == 1:
-        node.operator = f"{ANY_LAYOUT}BatchNorm"
+        node.operator = _NORM
+    elif node.operator == "broadcast_mul":
+        node.operator = f"{ANY_LAYOUT}broadcast_mul"
+
+
+def _hold_in_bfloat16(graph: Graph) -> None:
+    """Concatenate and normalize bfloat16 numbers where the results are rounded in any case.
+
+    BatchNorm and ReLU take and return bfloat16 where their operand was cast from it, and their
+    results are read by casts to it, or by each other; so does the concatenation of channels, whose
+    results BatchNorm may read in FP32. Forward, only other operands of a concatenation are rounded
+    earlier; backward, the sums of gradients are rounded.
+    """
+    holds: dict[Node, bool] = {}
+    for node in reversed(graph.nodes):
+        readers = [reader for reader in _readers(graph, Entry(node)) if reader is not None]
+        is_inner = len(readers) < ADDED_IN_PLACE and all(
+            entry.node is not node for entry in graph.heads
+        )
+        if _joins(node):
+            holds[node] = is_inner and all(
+                one.operator in (_NARROW, _NORM) or _joins(one) for one in readers
+            )
+        elif _is_relu(node) or node.operator == _NORM:
+            holds[node] = is_inner and all(one.operator == _NARROW or holds[one] for one in readers)
+        else:
+            holds[node] = False
+    for node in [node for node in graph.nodes if holds[node]]:
+        operands = node.inputs if _joins(node) else node.inputs[:1]
+        if not any(entry.node.operator == _WIDEN for entry in operands):
+            continue
+        for number, entry in enumerate(operands):
+            is_wide = entry.node.operator == _WIDEN
+            node.inputs[number] = entry.node.inputs[0] if is_wide else _made(_NARROW, entry)
+        if _joins(node):
+            node.operator = _CONCAT
+        wide = _made(_WIDEN, Entry(node)).node
+        _replace(graph, node, wide)
+        graph.nodes.append(wide)
+    for node in graph.nodes:
+        node.inputs = [_without_casts(entry) for entry in node.inputs]
+
+
+def _without_casts(entry: Entry) -> Entry:
+    """Return a bfloat16 value that was cast to FP32 and back."""
+    if entry.node.operator == _NARROW and entry.node.inputs[0].node.operator == _WIDEN:
+        return entry.node.inputs[0].node.inputs[0]
+    return entry
+
+
+def _joins(node: Node) -> bool:
+    return node.operator == "Concat" and node.options.get("dim", 1) == 1
+
+
+def _is_relu(node: Node) -> bool:
+    return node.operator == "Activation" and node.options["act_type"] == "relu"
 
 
 def _fp32_of(entry: Entry) -> Entry:

@@ -30,6 +30,18 @@ inline bool dense(const NodeAttrs&, const int, mxnet::DispatchMode* mode, std::v
 
 inline std::vector<std::pair<int, int>> in_place(const NodeAttrs&) { return {{0, 0}}; }
 
+// Return where an operator of plain arrays writes a result, or adds it.
+inline TBlob plain_result(OpReqType req, const NDArray& out) {
+  if (out.IsMKLDNNData()) {
+    const NDArray before = req == mxnet::kAddTo ? plain(out) : NDArray();
+    const_cast<NDArray&>(out).InvalidateMKLDNNData();
+    if (req == mxnet::kAddTo)
+      std::memcpy(out.data().dptr_, before.data().dptr_,
+                  before.shape().Size() * mshadow::mshadow_sizeof(out.dtype()));
+  }
+  return out.data();
+}
+
 // Let one of MXNet's operators compute.
 inline void call(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
                  const Requests& req, const Arrays& out) {
@@ -40,9 +52,11 @@ inline void call(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ct
   const auto& rows = any_layout.data_;
   if (op->index_ < rows.size() && rows[op->index_].second != 0 && rows[op->index_].first)
     return on_arrays.data_[op->index_].first(attrs, ctx, in, req, out);
+  Arrays turned;  // kept until the operator has read them
   Blobs operands, results;
-  for (const NDArray& array : in) operands.push_back(array.data());
-  for (const NDArray& array : out) results.push_back(array.data());
+  for (const NDArray& array : in) turned.push_back(plain(array));
+  for (const NDArray& array : turned) operands.push_back(array.data());
+  for (size_t i = 0; i < out.size(); ++i) results.push_back(plain_result(req[i], out[i]));
   on_blobs.data_[op->index_].first(attrs, ctx, operands, req, results);
 }
 

@@ -63,6 +63,19 @@ X* room_in(const NDArray& out, int layout) {
   return static_cast<X*>(out.data().dptr_);
 }
 
+// Let compute(to) write a result in a layout; or add what it writes.
+template <class X, class Compute>
+void write_in(int layout, OpReqType req, const NDArray& out, const Compute& compute) {
+  if (req == mxnet::kNullOp) return;
+  if (req != mxnet::kAddTo) return compute(room_in<X>(out, layout));
+  const NDArray apart = fresh(out, out.dtype()), before = plain(out);
+  compute(room_in<X>(apart, layout));
+  const NDArray added = plain(apart);
+  const X *x = elements_of<const X>(before), *y = elements_of<const X>(added);
+  X* sums = room_in<X>(out, 1);
+  for (size_t i = 0; i < out.shape().Size(); ++i) sums[i] = sum_of(x[i], y[i]);
+}
+
 // A chunk of numbers, which no write to other memory changes, so that several are done at a time.
 template <class X>
 struct Chunk {

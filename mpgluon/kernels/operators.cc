@@ -6,9 +6,11 @@
 #include "accumulated.h"
 #include "batch_norm_operator.h"
 #include "bfloat16.h"
+#include "channels.h"
 #include "clip.h"
 #include "codes.h"
 #include "common.h"
+#include "concat.h"
 #include "grouped.h"
 #include "modes.h"
 #include "packing.h"
@@ -207,6 +209,8 @@ void register_common() {
   casts("", bfloat16::cast<false>);
   casts("_in_blocks", bfloat16::cast<true>);
   keep_nan::register_keep_nan();
+  channels::register_channels();
+  concatenation::register_concat();
   clipping::register_clip();
   padding::register_pad();
   grouped::register_grouped();

@@ -174,6 +174,75 @@ def test_clip_between_casts_takes_bfloat16_and_has_their_bits(low, high, monkeyp
         np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
+class Joined(nn.HybridSequential):
+    """Layers each of which takes all results before, as in a DenseNet."""
+
+    def __init__(self, channels=32, growth=16):
+        super().__init__()
+        with self.name_scope():
+            self.add(nn.Conv2D(channels, 3, in_channels=16, padding=1))
+            for number in range(2):
+                layer = nn.HybridSequential()
+                inputs = channels + number * growth
+                layer.add(nn.BatchNorm(in_channels=inputs), nn.Activation("relu"))
+                layer.add(nn.Conv2D(growth, 3, padding=1, in_channels=inputs))
+                self.add(layer)
+            self.add(nn.BatchNorm(in_channels=channels + 2 * growth))
+
+    def hybrid_forward(self, F, x):
+        first, *layers, last = self._children.values()
+        x = F.Pooling(first(x), kernel=(2, 2), stride=(2, 2), pool_type="avg")
+        for layer in layers:
+            x = F.concat(x, layer(x), dim=1)
+        return F.relu(last(x)).mean(axis=(2, 3))
+
+
+def run_joined(policy, sizes=(32, 16), **flags):
+    mx.random.seed(3)
+    net = Joined(*sizes)
+    net.initialize(mx.init.Xavier())
+    if policy is not None:
+        amp.autocast(net, policy)
+    net.hybridize(**flags)
+    images = mx.nd.random.normal(shape=(4, 16, 14, 12))
+    images.attach_grad()
+    targets = mx.nd.random.normal(shape=(4, sizes[0] + 2 * sizes[1]))
+    with autograd.record():
+        result = net(images)
+        loss = (result * targets).sum()
+    loss.backward()
+    return {"result": result.asnumpy(), "images": images.grad.asnumpy(), **gradients_of(net)}
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("sizes", [(32, 16), (20, 12)])
+def test_what_is_joined_and_normalized_in_bfloat16_is_as_exact_as_emulated(sizes):
+    exact, emulated = run_joined(None, sizes), run_joined(EMULATED, sizes)
+    found = run_joined("bfloat16", sizes, **STATIC)
+    for name, array in exact.items():
+        norm = np.linalg.norm(array)
+        if norm > 1e-3:  # gradients of biases before a BatchNorm are zero
+            error = np.linalg.norm(found[name] - array)
+            assert 0 < error <= 1.5 * np.linalg.norm(emulated[name] - array), name
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_only_values_that_are_rounded_in_any_case_are_held_in_bfloat16(monkeypatch):
+    seen = []
+
+    def remember(graph, *, written=Graph.symbol):
+        seen.append(sorted(node.operator for node in graph.nodes))
+        return written(graph)
+
+    monkeypatch.setattr("mpgluon.graph.bfloat16.Graph.symbol", remember)
+    run_joined("bfloat16", **STATIC)
+    operators = next(one for one in seen if "_mpgluon_bfloat16_Concat" in one)
+    assert operators.count("_mpgluon_bfloat16_Concat") == 2
+    assert "Concat" not in operators
+    # The last BatchNorm, whose ReLU is averaged, takes FP32; so does nothing else behind a Concat.
+    assert operators.count("_mpgluon_from_bfloat16_in_blocks") == 2
+
+
 class OfItsShape(mx.init.Initializer):
     """Weights that depend on their shape alone, not on when they get it."""
 

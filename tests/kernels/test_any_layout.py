@@ -29,12 +29,12 @@ def as_float32(symbol):
     return kernels.function("_mpgluon_from_bfloat16", of_symbols=True)(symbol)
 
 
-def by(prefix, symbol):
-    """Return a graph in which the operators with this prefix compute in the place of MXNet's."""
+def by(operator, symbol):
+    """Return a graph in which this operator computes in the place of MXNet's."""
     graph = Graph.read(symbol)
     for node in graph.nodes:
-        if node.operator in ("BatchNorm", "Convolution", "Pad"):
-            node.operator = prefix + node.operator
+        if not node.is_variable and operator.endswith(f"_{node.operator}"):
+            node.operator = operator
     return graph.symbol()
 
 
@@ -128,7 +128,7 @@ def test_clip_of_other_arrays_is_mxnets(dtype):
 @pytest.mark.parametrize("channels", [3, 16])
 def test_pad_of_bfloat16_arrays_moves_them(channels, grad_req):
     options = {"mode": "constant", "pad_width": (0, 0, 0, 0, 1, 2, 3, 0)}
-    padded = by(ANY_LAYOUT, as_float32(mx.sym.Pad(as_bfloat16(mx.sym.var("x")), **options)))
+    padded = by(f"{ANY_LAYOUT}Pad", as_float32(mx.sym.Pad(as_bfloat16(mx.sym.var("x")), **options)))
     values = round_to(special_values(2, channels, 5, 6), BFLOAT16)
     gradient = round_to(special_values(2, channels, 8, 9), BFLOAT16)
     found = computed(padded, {"x": values}, gradient, grad_req=grad_req)
@@ -154,7 +154,7 @@ def batch_norm(dtype, values, gradient, **options):
     x = mx.sym.var("x")
     x = as_bfloat16(x) if dtype == "bfloat16" else x
     made = mx.sym.BatchNorm(x, *map(mx.sym.var, names), **settings)[0]
-    symbol = by(ANY_LAYOUT, as_float32(made) if dtype == "bfloat16" else made)
+    symbol = by(f"{ANY_LAYOUT}BatchNorm", as_float32(made) if dtype == "bfloat16" else made)
     states = {name: values[name] for name in names[2:]}
     values = {name: value for name, value in values.items() if name not in states}
     call = {"is_train": options.get("is_train", True), "grad_req": options.get("grad_req", "write")}
@@ -238,6 +238,79 @@ def test_batch_norm_hands_on_what_is_not_finite_in_its_channel_alone():
         assert not np.isfinite(found["moving_var"][1:]).any()
 
 
+# ---- Concatenation.
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("channels", [(16, 32), (16, 8, 3), (5,)])
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_channels_of_bfloat16_arrays_are_joined_as_they_are(channels, grad_req, in_blocks):
+    random = np.random.RandomState(0)
+    values = {
+        f"x{i}": round_to(random.standard_normal((2, number, 3, 5)).astype("float32"), BFLOAT16)
+        for i, number in enumerate(channels)
+    }
+    parts = [as_bfloat16(mx.sym.var(name)) for name in values]
+    if in_blocks:  # as oneDNN's convolutions leave them; these multiply by one
+        for i, number in enumerate(channels):
+            one = np.eye(number, dtype="float32").reshape(number, number, 1, 1)
+            weight = as_bfloat16(mx.sym.var(f"w{i}"))
+            options = {"kernel": (1, 1), "num_filter": number, "no_bias": True}
+            parts[i] = mx.sym.Convolution(parts[i], weight, **options)
+            values[f"w{i}"] = one
+    joined = by("_mpgluon_bfloat16_Concat", as_float32(mx.sym.Concat(*parts, dim=1)))
+    gradient = round_to(
+        random.standard_normal((2, sum(channels), 3, 5)).astype("float32"), BFLOAT16
+    )
+    found = computed(joined, values, gradient, grad_req=grad_req)
+    whole = np.concatenate([values[f"x{i}"] for i in range(len(channels))], axis=1)
+    np.testing.assert_array_equal(found["result"], whole)
+    ends = np.cumsum(channels)[:-1]
+    for i, part in enumerate(np.split(gradient, ends, axis=1)):
+        expected = part + 1 if grad_req == "add" else part
+        np.testing.assert_array_equal(found[f"x{i}"], expected)
+
+
+# ---- Images times a number for each channel.
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize(
+    ("images", "numbers"),
+    [
+        ((2, 32, 5, 7), (2, 32, 1, 1)),
+        ((3, 5, 6, 6), (3, 5, 1, 1)),
+        ((2, 16, 4, 4), (1, 16, 1, 1)),  # MXNet's operator computes these three
+        ((2, 16, 4, 4), (2, 16, 4, 1)),
+        ((2, 5), (2, 1)),
+    ],
+)
+def test_images_times_numbers_have_mxnets_bits_and_gradients_within_their_sums(
+    images, numbers, grad_req
+):
+    random = np.random.RandomState(0)
+    values = {
+        "x": random.standard_normal(images).astype("float32"),
+        "numbers": random.standard_normal(numbers).astype("float32"),
+    }
+    x = mx.sym.var("x")
+    if len(images) == 4:  # in oneDNN's blocks, and its gradient too
+        values["weight"] = random.standard_normal((images[1], images[1], 1, 1)).astype("float32")
+        options = {"kernel": (1, 1), "num_filter": images[1], "no_bias": True}
+        x = mx.sym.Convolution(x, mx.sym.var("weight"), **options)
+    product = mx.sym.broadcast_mul(x, mx.sym.var("numbers"))
+    gradient = random.standard_normal(images).astype("float32")
+    expected = computed(product, values, gradient, grad_req=grad_req)
+    found = computed(by(f"{ANY_LAYOUT}broadcast_mul", product), values, gradient, grad_req=grad_req)
+    for name in ("result", "x", "weight"):
+        if name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+    terms = np.prod(images) // np.prod(numbers)
+    error = 2 * terms * EPSILON["float32"] * np.abs(expected["numbers"]).max()
+    np.testing.assert_allclose(found["numbers"], expected["numbers"], rtol=0, atol=error)
+
+
 # ---- Gradients of the weights of groups.
 
 
@@ -267,7 +340,7 @@ def grouped_gradient(shape, size, group, *, grad_req="write", **options):
     gradient = round_to(random.standard_normal(result.shape).astype("float32"), BFLOAT16)
     expected = computed(exact, values, gradient, grad_req=grad_req)
     return (
-        computed(by("_mpgluon_grouped_", made), values, gradient, grad_req=grad_req),
+        computed(by("_mpgluon_grouped_Convolution", made), values, gradient, grad_req=grad_req),
         expected,
         gradient,
     )

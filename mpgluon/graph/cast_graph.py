@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Optional, Union
 
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
+from mpgluon.graph.any_layout import pads_images_with_zeros
 from mpgluon.graph.nodes import ROUNDING, Entry, Graph, Key, Node
 from mpgluon.graph.operators import PACKED, PLAIN, Kernel, facts_in_graph, name_in_f
 from mpgluon.kernels.dtypes import CAST_NUMBER
@@ -177,6 +178,8 @@ class CastGraph:
             return False
         options = node.options
         if node.operator == "Activation" and options["act_type"] != "relu":
+            return False
+        if node.operator == "Pad" and not pads_images_with_zeros(node):
             return False
         is_unusual = options.get("axis", 1) != 1 or options.get("output_mean_var", False)
         if node.operator == "BatchNorm" and is_unusual:

@@ -233,6 +233,7 @@ _FACTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("BatchNorm", {"kernel": Kernel("batch_norm", PACKED, operands=1), "not_cast": _PARAMETERS}),
     ("BatchNorm_v1 contrib.SyncBatchNorm contrib.BatchNormWithReLU", {"not_cast": _PARAMETERS}),
     ("Activation", {"kernel": Kernel("relu")}),
+    ("Pad pad", {"kernel": Kernel("pad", PACKED)}),
     ("elemwise_add", {"kernel": Kernel("add"), "onnx": "Add"}),
     *((name, {"kernel": Kernel(f"on_copies_{name}")}) for name in _ON_COPIES.split()),
     ("elemwise_mul broadcast_mul", {"onnx": "Mul"}),

@@ -8,6 +8,7 @@
 #include "common.h"
 #include "keep_nan.h"
 #include "packing.h"
+#include "pad.h"
 
 namespace mpgluon {
 namespace codes {
@@ -291,6 +292,19 @@ void register_codes(const Format& format, const std::string& suffix) {
       }));
   made_split.op().get_num_inputs = nullptr;
   made_split.op().num_inputs = 1;  // and not also the arrays that were joined, whose shapes MXNet knows
+
+  const auto with_options = [&](auto function) {
+    return watched(format, [function](const auto& format, const NodeAttrs& attrs, const OpContext&,
+                                      const auto&... all) { function(format, attrs, all...); });
+  };
+  const nnvm::Op *pad = nnvm::Op::Get("Pad"), *crop = nnvm::Op::Get("_backward_Pad");
+  Operator cropped =
+      in_place_of(crop, "_mpgluon_pad_backward" + suffix,
+                  with_options([](const auto&... all) { padding::pad_codes<true>(all...); }));
+  Operator padded = in_place_of(pad, "_mpgluon_pad" + suffix,
+                                with_options([](const auto&... all) { padding::pad_codes<false>(all...); }));
+  padded.set<nnvm::FInferType>("FInferType", old_function(all_codes))
+      .set<nnvm::FGradient>("FGradient", gradient_by(pad, &cropped.op()));
 
   const nnvm::FInferType of_elements = old_function(all_codes);
   const nnvm::FInferType of_images = old_function(images_are_codes);

@@ -5,6 +5,7 @@
 #include "common.h"
 #include "keep_nan.h"
 #include "lanes.h"
+#include "packing.h"
 
 namespace mpgluon {
 namespace padding {
@@ -76,6 +77,21 @@ void pad(const nnvm::Op*, const NodeAttrs& attrs, const OpContext&, const Arrays
     });
   MSHADOW_TYPE_SWITCH(in[0].dtype(), X, {
     pad_as<kOut, X>(margin, in[0], req[0], out[0], [](X x, X y) { return X(x + y); });
+  });
+}
+
+// Pad codes in their packed layout; 0 is made of the code of -0 as above.
+template <bool kOut, class Format>
+void pad_codes(const Format& format, const NodeAttrs& attrs, const Arrays& in, const Requests& req,
+               const Arrays& out) {
+  const Margin margin(attrs);
+  const auto &small = (kOut ? out : in)[0].shape(), &large = (kOut ? in : out)[0].shape();
+  const auto without_sign_of_zero = [](uint16_t, uint16_t code) {
+    return keep_nan::choose_code(code == 0x8000, 0, code);
+  };
+  write_codes(format, req[0], out[0], [&](uint16_t* to) {
+    copy_images<kOut>(small, large, packed_layout(small), margin, without_sign_of_zero,
+                      static_cast<const uint16_t*>(codes_of(in[0])), to);
   });
 }
 

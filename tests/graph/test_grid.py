@@ -206,12 +206,21 @@ class Arithmetic(nn.HybridBlock):
         return self.function(F, self.layer(x))
 
 
+def pad(F, x, widths, mode="constant", constant_value=0):
+    widths = (0, 0, 0, 0, *widths)
+    return F.pad(x, mode=mode, pad_width=widths, constant_value=constant_value)
+
+
 @pytest.mark.usefixtures("native_operators")
 @pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast], ids=["cast", "autocast"])
 @pytest.mark.parametrize(
     "function",
     [
         lambda F, x: (F.clip(x + 3.1, 0, 6) / 6.3 * x) * 0.7 - 0.3,
+        lambda F, x: F.relu(pad(F, x, (1, 2, 0, 3)) * 1e4) - pad(F, x, (0, 3, 2, 1)),
+        lambda F, x: F.sigmoid(pad(F, F.slice_axis(x, axis=1, begin=0, end=5), (1, 1, 1, 1))),
+        lambda F, x: F.relu(pad(F, x, (1, 1, 1, 1), mode="edge")),
+        lambda F, x: F.relu(pad(F, x, (1, 1, 1, 1), constant_value=2)),
         lambda F, x: 1.1 - F.identity(x) * 1e-6,
         lambda F, x: F.broadcast_add(x / 1e-4, (x + 7e4).slice_axis(axis=1, begin=0, end=1)),
         lambda F, x: F.relu(F.log(x)),  # NaN and infinities

@@ -147,7 +147,8 @@ test-all: test notebooks-check test-avx2 docs-look test-slow
 test-avx2: environment
 	$(AVX2) $(PYTEST) -m "$(QUICK)" --cases $(CASES) \
 		-k "not test_networks or resnet18_v1 or mobilenetv2_0.25 or cifar_resnet20_v1" \
-		tests/cast tests/graph tests/test_kernels.py tests/kernels/test_bfloat16.py tests/kernels/test_dtypes.py \
+		tests/cast tests/graph tests/test_kernels.py tests/kernels/test_any_layout.py tests/kernels/test_bfloat16.py \
+		tests/kernels/test_dtypes.py \
 		tests/formats/test_formats.py tests/training/test_loop.py tests/training/test_build_network.py \
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
 		tests/commands/test_serve_command.py tests/amp/test_status_flags.py tests/amp/test_intended_infinities.py
@@ -162,9 +163,9 @@ SANITIZED := CXX="g++ -fsanitize=address,undefined -fno-sanitize-recover=all -g1
 
 test-sanitized: environment
 	$(SANITIZED) $(RUN) -m mpgluon.kernels
-	$(SANITIZED) $(RUN) -m pytest tests/test_kernels.py tests/graph/test_grid.py tests/kernels/test_bfloat16.py \
-		tests/kernels/test_dtypes.py tests/kernels/test_reductions.py tests/kernels/test_rounding_kernels.py \
-		tests/kernels/test_statistics_kernels.py
+	$(SANITIZED) $(RUN) -m pytest tests/test_kernels.py tests/graph/test_grid.py tests/graph/test_bfloat16_graphs.py \
+		tests/kernels/test_any_layout.py tests/kernels/test_bfloat16.py tests/kernels/test_dtypes.py \
+		tests/kernels/test_reductions.py tests/kernels/test_rounding_kernels.py tests/kernels/test_statistics_kernels.py
 
 # Random networks in every format, from the seed SEED on, for MINUTES or until there were COUNT; one that
 # fails is printed as a reduced program. docs/fuzzing.md says what is compared.

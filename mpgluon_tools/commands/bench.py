@@ -2,9 +2,12 @@
 
     mpgluon bench mymodule:make_net --image-size 32 --batch-size 64
     mpgluon bench resnet50_v2 --image-size 64
+    mpgluon bench resnet50_v2 --profile --dtype bfloat16
 
 The formats take turns, round by round, so that a busy machine slows all of them alike; still, let
 nothing else run. Memory is the peak of a process of its own for each format, on Linux and a CPU.
+
+With --profile, tables of the operators of a step and of oneDNN's primitives in place of these.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 from mpgluon_tools.commands.arguments import (
     add_classes,
@@ -23,11 +26,15 @@ from mpgluon_tools.commands.arguments import (
     add_input_shape,
     add_network,
     positive,
+    refuse_given,
     width,
 )
 from mpgluon_tools.progress import progress_line
 
-__all__ = ["EPILOG", "add_arguments", "run"]
+if TYPE_CHECKING:
+    from mpgluon_tools.step_profile import StepProfile
+
+__all__ = ["EPILOG", "add_arguments", "profile_of_process", "run"]
 
 EPILOG = ""
 _STATUS = Path("/proc/self/status")
@@ -58,13 +65,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="after which no further round begins (default: %(default)s)",
     )
     parser.add_argument("--no-memory", action="store_true", help="measure times only")
-    parser.add_argument("--memory-of", choices=_POLICIES, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="show where the time of a step goes, by operator and by primitive of oneDNN; --rounds "
+        "steps of each format, of which the fastest counts, on a CPU",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=_POLICIES,
+        action="append",
+        help="of --profile, once for each format (default: all three)",
+    )
+    for hidden in ("--memory-of", "--profile-of"):
+        parser.add_argument(hidden, choices=_POLICIES, help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Time and measure, and print a table."""
     load = os.getloadavg()[0]  # of the minute before this command
     import_all_of_mpgluon()
+    if options.profile_of:
+        from mpgluon_tools.step_profile import profile_process
+
+        profile_process(lambda: _training_step(options, options.profile_of), steps=options.rounds)
+        return 0
+    if options.profile:
+        others = ("device", "seconds", "no_memory")
+        refuse_given(options, others, "--profile runs --rounds steps on the CPU")
+        _print_profiles(options)
+        print(_conditions(load))
+        return 0
+    refuse_given(options, ("dtype",), "the table of times has every format")
     from mpgluon_tools.tables import Table, counted
     from mpgluon_tools.timing import interleave, quartiles, ratios
 
@@ -158,24 +190,64 @@ def _peak_mib() -> Optional[float]:
 
 def _peak_of_process(options: argparse.Namespace, dtype: str) -> str:
     """Return the peak of a process that trains a few steps, interpreter and libraries included."""
+    done = _process(options, f"--memory-of={dtype}")
+    if done.returncode:
+        print(f"the memory of {dtype} could not be measured: {_reason(done)}", file=sys.stderr)
+        return "-"
+    return done.stdout.split()[-1]
+
+
+def _process(
+    options: argparse.Namespace, *more: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run this command for the same network in another process."""
     shapes = [f"--input-shape={','.join(map(str, one))}" for one in options.input_shape or ()]
     numbers = [
         f"--{name.replace('_', '-')}={getattr(options, name)}"
         for name in ("classes", "image_size", "batch_size")
     ]
     command = [sys.executable, "-W", "ignore", "-m", "mpgluon_command", "bench", options.network]
-    done = subprocess.run(
-        [*command, *shapes, *numbers, f"--memory-of={dtype}"],
+    return subprocess.run(
+        [*command, *shapes, *numbers, *more],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
         check=False,
     )
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+    return said[0].removeprefix("error: ")
+
+
+def profile_of_process(options: argparse.Namespace, dtype: str) -> StepProfile:
+    """Return the profile of a training step, from a process of its own.
+
+    Raises
+    ------
+    ValueError
+        If the process fails.
+    """
+    from mpgluon_tools.step_profile import ENVIRONMENT, read_profile
+
+    rounds = f"--rounds={options.rounds}"
+    done = _process(options, f"--profile-of={dtype}", rounds, **ENVIRONMENT)
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
-        print(f"the memory of {dtype} could not be measured: {said[0]}", file=sys.stderr)
-        return "-"
-    return done.stdout.split()[-1]
+        raise ValueError(f"a step in {dtype} could not be profiled: {_reason(done)}")
+    return read_profile(done.stdout)
+
+
+def _print_profiles(options: argparse.Namespace) -> None:
+    """Print the operators and the primitives of each format that was asked for."""
+    for dtype in options.dtype or _POLICIES:
+        with progress_line() as show:
+            show(f"a profile of a step in {dtype}, in a process of its own")
+            profile = profile_of_process(options, dtype)
+        print(f"{options.network}: the operators of a training step, {_NAMES[dtype]}\n")
+        print(profile.table_of_operators().fitted(width()))
+        print("\nPrimitives of oneDNN, as parts of these operators\n")
+        print(f"{profile.table_of_primitives().fitted(width())}\n")
 
 
 def _conditions(load: float) -> str:

@@ -1,4 +1,4 @@
-"""``mpgluon bench``: a table of a training step in three formats, and its conditions."""
+"""``mpgluon bench``: a table of a training step in three formats, its conditions, and profiles."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import sys
 
+from mpgluon_tools.step_profile import Cost, is_slow_code, read_profile
 from mpgluon_tools.timing import interleave
 
 import pytest
@@ -69,3 +70,95 @@ def test_no_round_begins_after_the_limit_and_one_is_done():
     found = interleave(cases, rounds=9, warm_up=1, limit_s=0.0)
     assert {name: len(times) for name, times in found.items()} == {"a": 1, "b": 1}
     assert calls == ["a", "b", "a", "b"]
+
+
+@pytest.mark.multiprocess
+def test_a_profile_has_the_operators_and_primitives_of_each_format(printed, folder):
+    shapes = ("--image-size=8", "--batch-size=2", "--rounds=3")
+    formats = ("--dtype=float32", "--dtype=bfloat16")
+    output = printed("bench", "mine:small", "--profile", *shapes, *formats)
+    assert re.findall(r"a training step, (.*)", output) == ["float32", "bfloat16, autocast"]
+    fp32, bf16 = (part.split("Primitives of oneDNN") for part in output.split(", bfloat16")[:2])
+    for operators, primitives in (fp32, bf16):
+        # The images have 2 * 3 * 8 * 8 elements, and the result 2 * 4 * 6 * 6.
+        (backward,) = re.findall(r"^_backward_Convolution .*", operators, re.MULTILINE)
+        _, calls, ms, share, percent, elements, ns = backward.split()
+        assert (calls, percent, elements) == ("1", "%", "384")
+        assert 1e6 * float(ms) / 384 == pytest.approx(float(ns), abs=1e6 * 0.006 / 384)
+        assert 0 < float(share) < 100
+        assert re.search(r"^convolution .*", primitives, re.MULTILINE)
+    assert not list(folder.glob("*.json"))  # of MXNet's profiler
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--dtype=float16"], "the table of times has every format; leave out --dtype"),
+        (["--profile", "--device=gpu:0"], "steps on the CPU; leave out --device"),
+        (["--profile", "--image-size=8"], "mine:raw must initialize its network"),
+    ],
+)
+@pytest.mark.multiprocess
+def test_options_without_effect_and_networks_that_fail_are_refused(refused, options, said):
+    assert said in refused("bench", "mine:raw", *options)
+
+
+PROFILE = """
+dnnl_verbose,exec,cpu,convolution,jit:avx512,forward_training,src_f32,,alg:direct,mb1ic1oc1,9.0
+mpgluon_step {}
+dnnl_verbose,exec,cpu,convolution,x64:gemm:jit,backward_data,wei_f32,,alg:direct,\
+g2mb2_ic4oc6_ih8oh6kh3sh1dh0ph0_iw8ow6kw3sw1dw0pw0,0.5
+dnnl_verbose,exec,cpu,concat,simple:any,undef,src_f32,,axis:1,8x3x2x2:8x4x2x2,0.25
+dnnl_verbose,exec,cpu,concat,simple:any,undef,src_f32,,axis:1,8x1x2x2:8x1x2x2,0.25
+
+mpgluon_step {"Convolution": [2, 3.0], "_backward_Convolution": [2, 7.0], "mean": [3, 1.0],
+ "_mpgluon_x_backward_clip": [1, 4.0], "sgd_mom_update": [2, 2.0], "_mpgluon_to_bfloat16": [5, 9.0]}
+dnnl_verbose,exec,cpu,convolution,x64:gemm:jit,backward_data,wei_f32,,alg:direct,\
+g2mb2_ic4oc6_ih8oh6kh3sh1dh0ph0_iw8ow6kw3sw1dw0pw0,0.75
+dnnl_verbose,exec,cpu,inner_product,x64:gemm:jit,backward_data,wei_f32,,,mb2ic1024oc1000,0.5
+dnnl_verbose,exec,cpu,rnn,ref:any,forward_training,src_f32,,alg:lstm,l1t35mb25sic64slc64dhc64,0.1
+
+mpgluon_step {"Convolution": [2, 2.0], "_backward_Convolution": [2, 8.0], "mean": [3, 1.0],
+ "_mpgluon_x_backward_clip": [1, 4.0], "sgd_mom_update": [2, 2.0], "_mpgluon_to_bfloat16": [5, 9.0]}
+mpgluon_sizes {"nodes": {"Convolution": [2, 1000], "mean": [2, 50], "_mpgluon_x_clip": [1, 10],
+ "_mpgluon_to_bfloat16": [2, 8], "_mpgluon_from_bfloat16": [3, 5]}, "parameters": [2, 40]}
+""".replace("\\\n", "").replace(",\n ", ", ")
+
+
+def test_a_profile_takes_the_fastest_step_and_leaves_unknown_elements_empty():
+    operators, primitives = profile = read_profile(PROFILE)
+    assert operators == {
+        "_mpgluon_to_bfloat16": Cost(5, 9.0, 13),  # 2 of the graph and 3 gradients
+        "_backward_Convolution": Cost(2, 7.0, 1000),
+        "_mpgluon_x_backward_clip": Cost(1, 4.0, 10),
+        "Convolution": Cost(2, 2.0, 1000),
+        "sgd_mom_update": Cost(2, 2.0, 40),
+        "mean": Cost(3, 1.0, None),  # one is not of the graph
+    }
+    assert operators["Convolution"].ns_an_element == 2000
+    assert primitives == {  # of both steps
+        ("convolution", "x64:gemm:jit"): Cost(1, 0.5, 2 * 4 * 8 * 8),
+        ("concat", "simple:any"): Cost(2, 0.5, 8 * 7 * 4 + 8 * 2 * 4),
+        ("inner_product", "x64:gemm:jit"): Cost(1, 0.5, 1024 * 1000),
+        ("rnn", "ref:any"): Cost(1, 0.1, None),
+    }
+    assert profile.table_of_primitives().rows[0][-1] == "slow"
+    with pytest.raises(ValueError, match="there is no step in the output of the profile: 'Killed'"):
+        read_profile("Killed")
+
+
+@pytest.mark.parametrize(
+    ("kind", "implementation", "slow"),
+    [
+        ("batch_normalization", "bnorm_ref:any", True),
+        ("batch_normalization", "ncsp_bnorm:any", True),
+        ("convolution", "ref:any", True),
+        ("convolution", "x64:gemm:jit", True),
+        ("inner_product", "x64:gemm:jit", False),
+        ("reorder", "simple:any", True),
+        ("reorder", "jit:uni", False),
+        ("convolution", "jit_bf16_1x1:avx512_core_bf16", False),
+    ],
+)
+def test_slow_code_is_recognized_by_its_name(kind, implementation, slow):
+    assert is_slow_code(kind, implementation) is slow

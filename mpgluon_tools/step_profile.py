@@ -191,6 +191,10 @@ def _sizes_of(calls: Iterable[tuple[Symbol, tuple[mx.nd.NDArray, ...]]]) -> dict
                 of_results = [value.shape for value in node.outputs]
                 sizes[node.operator][0] += 1
                 sizes[node.operator][1] += max(map(prod, [*of_results, *graph.shapes(node)]))
+        for (node, output), uses in graph.uses().items():
+            if shapes_are_known and uses > 1 and not node.is_variable:  # gradients are added
+                sizes["add_n"][0] += 1
+                sizes["add_n"][1] += prod(node.outputs[output].shape)
         trained |= {id(array): array.size for array in arrays if array.grad is not None}
     return {"nodes": sizes, "parameters": (len(trained), sum(trained.values()))}
 
@@ -245,14 +249,21 @@ def _elements_of(name: str, calls: float, sizes: Mapping[str, Any]) -> Optional[
     A gradient has the operands and results of its operator. If an operator has other calls than the
     graph's, such as the loss's, their sizes are unknown, and so is the sum.
     """
-    count, elements = sizes["nodes"].get(name, (0, 0))
-    for operator, (nodes, size) in sizes["nodes"].items():
-        backward = name.replace("_backward", "") if "backward" in name else _GRADIENTS.get(name)
-        if operator.lstrip("_") == (backward or "").lstrip("_"):
-            count, elements = count + nodes, elements + size
     if name.endswith("_update"):
         count, elements = sizes["parameters"]
-    return elements if count == calls else None
+        return elements if count == calls else None
+    operator = name.replace("_backward", "") if "backward" in name else _GRADIENTS.get(name, name)
+    base = operator.lstrip("_")
+    # MXNet's gradient also serves operators of ours that differ in the forward pass alone.
+    for endings in ((), (f"_{base}",)):
+        fitting: list[tuple[int, int]] = [
+            size
+            for node, size in sizes["nodes"].items()
+            if node == name or node.lstrip("_") == base or node.endswith(endings)
+        ]
+        if calls == sum(count for count, _ in fitting):
+            return sum(elements for _, elements in fitting)
+    return None
 
 
 def _primitives_of(lines: Iterable[str]) -> dict[tuple[str, str], Cost]:

@@ -72,11 +72,35 @@ def test_no_round_begins_after_the_limit_and_one_is_done():
     assert calls == ["a", "b", "a", "b"]
 
 
+RESIDUAL = """
+import mxnet as mx
+from mxnet import gluon
+
+
+class Residual(gluon.HybridBlock):
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.convolution, self.dense = gluon.nn.Conv2D(4, 3), gluon.nn.Dense(3)
+
+    def hybrid_forward(self, F, x):
+        hidden = self.convolution(x)
+        return self.dense(hidden + F.sin(hidden))
+
+
+def net():
+    made = Residual()
+    made.initialize(mx.init.Xavier())
+    return made
+"""
+
+
 @pytest.mark.multiprocess
 def test_a_profile_has_the_operators_and_primitives_of_each_format(printed, folder):
     shapes = ("--image-size=8", "--batch-size=2", "--rounds=3")
     formats = ("--dtype=float32", "--dtype=bfloat16")
-    output = printed("bench", "mine:small", "--profile", *shapes, *formats)
+    (folder / "residual.py").write_text(RESIDUAL)
+    output = printed("bench", "residual:net", "--profile", *shapes, *formats)
     assert re.findall(r"a training step, (.*)", output) == ["float32", "bfloat16, autocast"]
     fp32, bf16 = (part.split("Primitives of oneDNN") for part in output.split(", bfloat16")[:2])
     for operators, primitives in (fp32, bf16):
@@ -86,6 +110,8 @@ def test_a_profile_has_the_operators_and_primitives_of_each_format(printed, fold
         assert (calls, percent, elements) == ("1", "%", "384")
         assert 1e6 * float(ms) / 384 == pytest.approx(float(ns), abs=1e6 * 0.006 / 384)
         assert 0 < float(share) < 100
+        # Two gradients of the result are added.
+        assert re.search(r"^add_n +1 .* 288 ", operators, re.MULTILINE)
         assert re.search(r"^convolution .*", primitives, re.MULTILINE)
     assert not list(folder.glob("*.json"))  # of MXNet's profiler
 
@@ -112,15 +138,18 @@ dnnl_verbose,exec,cpu,concat,simple:any,undef,src_f32,,axis:1,8x3x2x2:8x4x2x2,0.
 dnnl_verbose,exec,cpu,concat,simple:any,undef,src_f32,,axis:1,8x1x2x2:8x1x2x2,0.25
 
 mpgluon_step {"Convolution": [2, 3.0], "_backward_Convolution": [2, 7.0], "mean": [3, 1.0],
- "_mpgluon_x_backward_clip": [1, 4.0], "sgd_mom_update": [2, 2.0], "_mpgluon_to_bfloat16": [5, 9.0]}
+ "_mpgluon_x_backward_clip": [1, 4.0], "sgd_mom_update": [2, 2.0],
+ "_backward_Pooling": [2, 0.5], "_mpgluon_to_bfloat16": [5, 9.0]}
 dnnl_verbose,exec,cpu,convolution,x64:gemm:jit,backward_data,wei_f32,,alg:direct,\
 g2mb2_ic4oc6_ih8oh6kh3sh1dh0ph0_iw8ow6kw3sw1dw0pw0,0.75
 dnnl_verbose,exec,cpu,inner_product,x64:gemm:jit,backward_data,wei_f32,,,mb2ic1024oc1000,0.5
 dnnl_verbose,exec,cpu,rnn,ref:any,forward_training,src_f32,,alg:lstm,l1t35mb25sic64slc64dhc64,0.1
 
 mpgluon_step {"Convolution": [2, 2.0], "_backward_Convolution": [2, 8.0], "mean": [3, 1.0],
- "_mpgluon_x_backward_clip": [1, 4.0], "sgd_mom_update": [2, 2.0], "_mpgluon_to_bfloat16": [5, 9.0]}
+ "_mpgluon_x_backward_clip": [1, 4.0], "sgd_mom_update": [2, 2.0],
+ "_backward_Pooling": [2, 0.5], "_mpgluon_to_bfloat16": [5, 9.0]}
 mpgluon_sizes {"nodes": {"Convolution": [2, 1000], "mean": [2, 50], "_mpgluon_x_clip": [1, 10],
+ "Pooling": [1, 5], "_mpgluon_keep_nan_Pooling": [1, 15],
  "_mpgluon_to_bfloat16": [2, 8], "_mpgluon_from_bfloat16": [3, 5]}, "parameters": [2, 40]}
 """.replace("\\\n", "").replace(",\n ", ", ")
 
@@ -134,6 +163,7 @@ def test_a_profile_takes_the_fastest_step_and_leaves_unknown_elements_empty():
         "Convolution": Cost(2, 2.0, 1000),
         "sgd_mom_update": Cost(2, 2.0, 40),
         "mean": Cost(3, 1.0, None),  # one is not of the graph
+        "_backward_Pooling": Cost(2, 0.5, 20),  # of two operators
     }
     assert operators["Convolution"].ns_an_element == 2000
     assert primitives == {  # of both steps

@@ -20,7 +20,7 @@ from test_networks import NETWORKS, image_size
 BATCH = 8
 LIMIT_NS = 10  # for an element; most elementwise operators take 0.1 to 1 on one core
 CALL_NS = 50_000  # of an operator, whatever its size
-FEWEST_ELEMENTS = 100_000  # of all calls in a step, below which these costs prevail
+FEWEST_ELEMENTS = 100_000  # of all calls in a step; below, the time is not checked
 ROUNDS = (3, 5, 15)  # of each attempt
 SLOW = ("ref", "gemm:jit", "ncsp_bnorm")
 
@@ -57,9 +57,9 @@ EXCEPTIONS = (
     Remaining("ref:any of sum", ("mobilenet", "se_resnext"), LIMIT_NS),
     # 0.24: a branch of channels in a plain layout is joined with branches in blocks.
     Remaining("ref:any of concat", ("googlenet",), LIMIT_NS),
-    # 52, and 9 with all averages together: the gradient of a global average comes in another
+    # 52, of MobileNet's averages together 9: the gradient of a global average comes in another
     # layout than its input.
-    Remaining("ref:any of pooling_v2", ("mobilenetv3_small",), 600),
+    Remaining("ref:any of pooling_v2", ("mobilenetv3_small", "squeezenet", "cifar"), 600),
     Remaining("_backward_Pooling", ("mobilenetv3_small",), 120),
     # 16 to 24: the product of squeeze-and-excitation is MXNet's, which sums in one loop.
     Remaining("_backward_broadcast_mul", ("mobilenetv3", "se_resnext"), 300),
@@ -84,11 +84,10 @@ def named_slow(profile: StepProfile, network: str) -> set[str]:
     """Return the primitives with the name of slow code that are not exceptions."""
     return {
         f"{name} of {kind}"
-        for (kind, name), cost in profile.primitives.items()
+        for kind, name in profile.primitives
         if is_slow_code(kind, name)
         and any(part in name for part in SLOW)
         and limit_of(f"{name} of {kind}", network) is None
-        and (cost.elements is None or cost.elements >= FEWEST_ELEMENTS)
     }
 
 

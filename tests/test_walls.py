@@ -257,11 +257,11 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 
 LINES = {
     "mpgluon": 18_480,
-    "mpgluon_tools": 13_960,
+    "mpgluon_tools": 14_330,
     "recipes": 4_960,
-    "study": 16_470,
+    "study": 16_460,
     "scripts": 500,
-    "tests": 50_060,
+    "tests": 50_360,
 }
 LINES_LOADED = {"mpgluon": 7_790, "mpgluon.amp": 11_845}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -61,8 +61,6 @@ EXCEPTIONS = (
     # layout than its input.
     Remaining("ref:any of pooling_v2", ("mobilenetv3_small", "squeezenet", "cifar"), 600),
     Remaining("_backward_Pooling", ("mobilenetv3_small",), 120),
-    # 16 to 24: the product of squeeze-and-excitation is MXNet's, which sums in one loop.
-    Remaining("_backward_broadcast_mul", ("mobilenetv3", "se_resnext"), 300),
 )
 
 

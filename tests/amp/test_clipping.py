@@ -266,7 +266,7 @@ def test_the_norm_of_a_skipped_step_is_infinite_or_nan(value, device, kvstore, c
 
 @pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize(
-    ("loss_scale", "gradient"), [(2.0**-40, 2.0**-80), (2.0**40, 2.0**80), (8, 0.0)]
+    ("loss_scale", "gradient"), [(2.0**-40, 1.25 * 2.0**-34), (2.0**40, 2.0**80), (8, 0.0)]
 )
 def test_the_norm_is_right_where_squares_leave_float32_and_where_all_gradients_are_zero(
     loss_scale, gradient, clips
@@ -282,12 +282,13 @@ def test_the_norm_is_right_where_squares_leave_float32_and_where_all_gradients_a
 
 def test_without_a_loss_scale_there_is_a_norm_only_after_clipping():
     weight, trainer = scaled_weight("none")
-    for norm in (3, None):
-        give_gradient(weight, trainer, 3.0)
+    for norm in (3, None, math.inf):
+        give_gradient(weight, trainer, norm or 3.0)
         if norm is not None:
             amp.clip_global_norm(trainer, 0.5, 1)
         trainer.step(1)
         assert amp.gradient_norm(trainer) == norm
+    assert amp.skipped_steps(trainer) == 0
 
 
 @pytest.mark.parametrize("clips", [False, True])

@@ -131,17 +131,17 @@ def test_the_smallest_excess_goes_on_with_its_own_probability_in_bfloat16():
     assert 16 <= np.count_nonzero(found > 1) <= 112
 
 
-def draws(key, n=2**16):
-    """Return n uniform numbers of 12 bits, as the rounding of single spacings shows them.
+def draws(key, n=2**16, bits=12):
+    """Return n uniform numbers of 12 or 24 bits, as the rounding of single spacings shows them.
 
     An element goes on exactly if its draw is below the part cut off: bisection finds the draw.
     """
     low = np.zeros(n)
-    for bit in 2.0 ** -np.arange(1, 13):
-        values = 1 + (low + bit) * BFLOAT16.epsilon  # exact: 7 + 12 bits behind the first
+    for bit in 2.0 ** -np.arange(1, bits + 1):
+        values = 1 + (low + bit) * BFLOAT16.epsilon  # exact: 7 + 24 bits behind the first
         went_on = round_to(values, BFLOAT16, "stochastic", key=key) > 1
         low += np.where(went_on, 0, bit)
-    return (low * 2**12).astype(int)
+    return (low * 2**bits).astype(int)
 
 
 def chi_square_is_plausible(counts, expected):
@@ -186,7 +186,8 @@ def test_an_elements_bits_depend_on_its_place_and_not_on_the_length(key, n, more
 
 def test_the_bits_stay_as_they_are_so_that_old_runs_can_be_continued():
     assert int(random_key((1, 2, 3))) == 0xB53FECBB601DD943
-    assert list(draws((1, 2, 3), 70)[[0, 1, 16, 63, 64, 69]]) == [1937, 2624, 2870, 3323, 1826, 16]
+    drawn = [7935798, 10748724, 11759541, 13613765, 7479932, 67171]
+    assert list(draws((1, 2, 3), 70, bits=24)[[0, 1, 16, 63, 64, 69]]) == drawn
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from mpgluon.formats.scaling import round_scaled
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -28,6 +28,7 @@ def scale_of(values, fmt):
 
 @settings(deadline=None)
 @given(rows, any_format)
+@example(np.float32([[448, 2.0**-9]]), FLOAT8_E4M3)  # its largest number, and its smallest
 def test_values_are_multiplied_by_a_power_of_two_rounded_and_divided_again(values, fmt):
     scale = scale_of(values, fmt)
     expected = (round_to(values.astype(np.float64) * scale, fmt) / scale).astype(np.float32)

@@ -164,7 +164,7 @@ def test_the_norm_is_numpys_up_to_the_roundings_of_a_float32_sum(dtype, exponent
     assert abs(norm - expected) <= gamma(count + 1) * expected
 
 
-@pytest.mark.parametrize("value", [1e30, 1e-30])
+@pytest.mark.parametrize("value", [1e30, 1e-22, 1e-30])
 def test_the_norm_of_a_single_finite_element_is_its_magnitude(value):
     element = float(np.float32(-value))
     assert math.isclose(global_norm([array([element])]), -element, rel_tol=gamma(3))

@@ -21,7 +21,6 @@ from mpgluon.trainer.device_sums import reduce_in_fp32
 from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, with_flag, without
 from mpgluon.updates import gluon_trainer
 
-import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
@@ -152,7 +151,8 @@ class _GradientSums:
     def set_aside(self) -> None:
         """Empty the gradients, before a backward pass. Does not wait.
 
-        An element that was written since the latest sum, a zero too, replaces the sum's.
+        An element that was written since the latest sum, a zero too, replaces the sum's. Every sum
+        is a multiple of 2**-24, so that none but 0 rounds to 0.
         """
         sums = {}
         with autograd.pause():
@@ -161,7 +161,6 @@ class _GradientSums:
                     continue
                 _, total = self._sums.get(id(gradient), (None, None))
                 value = fp32_value(gradient, total)
-                value = mx.nd.where(cast(gradient, "float32") == 0, mx.nd.zeros_like(value), value)
                 sums[id(gradient)] = (gradient, value)
                 gradient[:] = 0
         self._sums, self._are_aside = sums, True

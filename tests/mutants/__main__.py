@@ -8,9 +8,9 @@ receives the changed source. Processes that a test starts import the library as 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import re
-import signal
 import sys
 import tempfile
 import traceback
@@ -34,7 +34,7 @@ _OPTIONS = [
     *("-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}"),
     "--hypothesis-profile=ci",  # the same examples in each run
 ]
-_LIMIT_S = 1800
+_LIMIT_S = 900  # the slowest tests of a fault take two minutes, on one busy core
 _NEVER_IMPORTED = 99
 
 
@@ -124,7 +124,7 @@ def _start(fault: Fault, source: str) -> tuple[int, IO[str]]:
         return process, output
     status = _NEVER_IMPORTED
     try:
-        signal.alarm(_LIMIT_S)
+        faulthandler.dump_traceback_later(_LIMIT_S, exit=True, file=output)
         status = _test(fault, source, output)
     finally:
         if sys.exc_info()[0] is not None:
@@ -144,6 +144,9 @@ def _outcome(wait_status: int, output: IO[str]) -> tuple[str, str]:
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", words, re.MULTILINE)
     if status == 1 and failed:
         return "found", failed[1]
+    hung = re.search(r"^Timeout \((?:.|\n)*? in (test_\w+)$", words, re.MULTILINE)
+    if hung:
+        return "broken", f"not at its end after {_LIMIT_S} s, in {hung[1]}"
     return "broken", f"status {status}: {words[-2000:]}"
 
 

@@ -689,6 +689,16 @@ SUM = mx.sym.elemwise_add(mx.sym.var("one"), mx.sym.var("other"))
 
 
 @pytest.mark.usefixtures("native_bfloat16")
+def test_a_batch_norm_along_an_axis_that_onednn_has_not_returns_fp32_in_a_graph_too():
+    net = in_sequence(nn.Dense(8, flatten=False), nn.BatchNorm(axis=-1))
+    net.initialize()
+    amp.autocast(net, "bfloat16")
+    expected = net(IMAGES)
+    net.hybridize()
+    assert_same_bits(net(IMAGES).asnumpy(), expected.asnumpy())
+
+
+@pytest.mark.usefixtures("native_bfloat16")
 @pytest.mark.parametrize("fmt", ["float16", "bfloat16"])
 def test_two_formats_in_a_composed_graph_are_explained_with_the_names_of_block_and_operator(fmt):
     dense = nn.Dense(4, in_units=3)

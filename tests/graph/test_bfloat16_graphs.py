@@ -59,11 +59,14 @@ def test_casts_of_parameters_and_of_values_with_eight_readers_leave_plain_arrays
     assert casts(8) == {"sigmoid", "_mpgluon_to_bfloat16"}
 
 
-@pytest.mark.parametrize("channels", [3, 4])
-def test_only_convolutions_of_images_are_computed_in_fp32_and_rounded_after_max_pooling(channels):
+@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (4, 1), (3, 2)])
+def test_only_convolutions_of_images_are_computed_in_fp32_and_rounded_after_max_pooling(
+    channels, groups
+):
     x, weight = (mark(mx.sym.var(name), "float32") for name in ("x", "weight"))
     operands = dtypes.cast(x, "bfloat16"), dtypes.cast(weight, "bfloat16")
-    made = mx.sym.Convolution(*operands, kernel=(3, 3), num_filter=8, no_bias=True)
+    options = {"kernel": (3, 3), "num_filter": 8, "num_group": groups, "no_bias": True}
+    made = mx.sym.Convolution(*operands, **options)
     made = mx.sym.Activation(made, act_type="relu")
     pooled = mx.sym.Pooling(dtypes.cast(mark(made, "bfloat16"), "float32"), kernel=(2, 2))
     symbol = dtypes.cast(mark(pooled, "float32"), "bfloat16")
@@ -72,12 +75,13 @@ def test_only_convolutions_of_images_are_computed_in_fp32_and_rounded_after_max_
         compute_natively(symbol, dict.fromkeys(("x", "weight"), "float32"), shapes=shapes)
     )
     between = ["Convolution", "Activation"]
-    if channels == 3:
+    if (channels, groups) == (3, 1):
         rounded = ["_mpgluon_plain_both_8_8"] * 2
         assert found == [*rounded, *between, "Pooling", "_mpgluon_to_bfloat16_in_blocks"]
     else:
         rounded, widened = ["_mpgluon_to_bfloat16"] * 2, "_mpgluon_from_bfloat16_in_blocks"
         after = [widened, "Pooling", "_mpgluon_to_bfloat16_in_blocks"]
+        between[0] = "Convolution" if groups == 1 else "_mpgluon_grouped_Convolution"
         assert found == [*rounded, *between, *after]
 
 

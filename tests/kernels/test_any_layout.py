@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from mpgluon import kernels
 from mpgluon.formats.float_format import BFLOAT16, round_to
@@ -384,6 +385,7 @@ def test_gradients_of_groups_are_those_of_fp32_rounded_once(shape, size, group, 
 def test_the_bits_do_not_depend_on_the_number_of_threads():
     code = """
 import hashlib, sys
+sys.path.insert(0, sys.argv[1])
 import numpy as np
 from kernels import test_any_layout as tests
 from mpgluon import kernels
@@ -397,8 +399,9 @@ more = tests.batch_norm("bfloat16", values, gradient, fix_gamma=False)
 for name, array in sorted({"weight": found["weight"], **more}.items()):
     print(name, hashlib.sha256(array.tobytes()).hexdigest())
 """
+    tests = Path(__file__).parents[1]
     outputs = {
-        run_python(code, env={**os.environ, "OMP_NUM_THREADS": str(threads)}).stdout
+        run_python(code, tests, env={**os.environ, "OMP_NUM_THREADS": str(threads)}).stdout
         for threads in (1, 2, 3)
     }
     assert len(outputs) == 1

@@ -122,13 +122,15 @@ FComputeEx watched(const Format& format, const Function& function) {
   };
 }
 
-// Return the gradient function of one of MXNet's operators, with another operator to compute it.
+// Return the gradient function of one of MXNet's operators, with another operator to compute it. Where no
+// gradient arrives, MXNet makes zeros instead, by other operators.
 inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op* own_backward) {
   return [mxnet_forward, own_backward](const nnvm::ObjectPtr& node,
                                        const std::vector<nnvm::NodeEntry>& grads) {
     static const auto& gradients = table<nnvm::FGradient>("FGradient");
     auto entries = gradients.data_[mxnet_forward->index_].first(node, grads);
-    entries[0].node->attrs.op = own_backward;  // the first member of a node's first member
+    const nnvm::Op*& op = entries[0].node->attrs.op;  // the first member of a node's first member
+    if (op->name.compare(0, std::strlen("_backward"), "_backward") == 0) op = own_backward;
     return entries;
   };
 }

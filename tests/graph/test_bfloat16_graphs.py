@@ -247,6 +247,44 @@ def test_only_values_that_are_rounded_in_any_case_are_held_in_bfloat16(monkeypat
     assert operators.count("_mpgluon_from_bfloat16_in_blocks") == 2
 
 
+class Blocked(nn.HybridSequential):
+    """A convolution's sum, and operators on its result from which no gradient arrives."""
+
+    def hybrid_forward(self, F, x):
+        (layer,) = self._children.values()
+        y = layer(x)
+        return y.sum() + sum(F.BlockGrad(one).sum() for one in self.blocked(F, y))
+
+    def blocked(self, F, y):
+        yield F.broadcast_mul(y, F.mean(y, axis=(2, 3), keepdims=True))
+        yield F.clip(y, -1, 1)
+        yield F.pad(y, mode="constant", pad_width=(0, 0, 0, 0, 1, 1, 1, 1))
+        yield F.Activation(y, act_type="relu")
+        yield F.concat(y, y, dim=1)
+
+
+@pytest.mark.parametrize("flags", [{}, STATIC], ids=["dynamic", "static"])
+@pytest.mark.parametrize("policy", ["bfloat16", EMULATED, "float16"])
+def test_operators_from_which_no_gradient_arrives_send_none(policy, flags, monkeypatch):
+    def gradient():
+        mx.random.seed(0)
+        net = Blocked()
+        net.add(nn.Conv2D(16, 3, in_channels=16))
+        net.initialize()
+        amp.autocast(net, policy)
+        net.hybridize(**flags)
+        x = mx.nd.random.normal(shape=(2, 16, 8, 8))
+        x.attach_grad()
+        with autograd.record():
+            result = net(x)
+        result.backward()
+        return x.grad.asnumpy()
+
+    found = gradient()
+    monkeypatch.setattr(Blocked, "blocked", lambda *_: ())
+    np.testing.assert_array_equal(found, gradient())
+
+
 class OfItsShape(mx.init.Initializer):
     """Weights that depend on their shape alone, not on when they get it."""
 

@@ -261,7 +261,7 @@ LINES = {
     "recipes": 4_960,
     "study": 16_460,
     "scripts": 500,
-    "tests": 50_415,
+    "tests": 50_416,
 }
 LINES_LOADED = {"mpgluon": 7_790, "mpgluon.amp": 11_845}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -9,9 +9,6 @@
 
 namespace mpgluon {
 
-// How wide registers are handed from one function to another is no concern of functions that are all inlined.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 constexpr int kLanes = 16;
 
 // GCC and clang make of it what the processor has: one register of AVX-512, two of AVX2, four of NEON.

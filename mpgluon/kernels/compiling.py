@@ -32,7 +32,7 @@ _OPTIONS = (
     "-shared",
     "-Wall",
     "-Wextra",
-    "-Wno-psabi",  # how wide registers are handed on is no concern of functions that are inlined
+    "-Wno-psabi",  # functions of wide registers are inlined, so their ABI does not matter
     # The flags that MXNet's wheel was built with; see bridge.h.
     "-D_GLIBCXX_USE_CXX11_ABI=0",
     "-DMSHADOW_USE_CUDA=0",

@@ -130,7 +130,7 @@ inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op
     static const auto& gradients = table<nnvm::FGradient>("FGradient");
     auto entries = gradients.data_[mxnet_forward->index_].first(node, grads);
     const nnvm::Op*& op = entries[0].node->attrs.op;  // the first member of a node's first member
-    if (op->name.compare(0, std::strlen("_backward"), "_backward") == 0) op = own_backward;
+    if (op->name.find("backward") != std::string::npos) op = own_backward;
     return entries;
   };
 }

@@ -256,7 +256,7 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_480,
+    "mpgluon": 18_483,
     "mpgluon_tools": 14_330,
     "recipes": 4_960,
     "study": 16_460,

@@ -18,6 +18,7 @@ shapes for which oneDNN has slow code only. Their FP32 sums have another order t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from itertools import count
 from typing import Any, Optional
@@ -199,20 +200,21 @@ def _hold_in_bfloat16(graph: Graph) -> None:
     results BatchNorm may read in FP32. Forward, only other operands of a concatenation are rounded
     earlier; backward, the sums of gradients are rounded.
     """
+    readers: defaultdict[Node, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        for entry in node.inputs:
+            if entry.number == 0:
+                readers[entry.node].append(node)
+    results = {entry.node for entry in graph.heads}
     holds: dict[Node, bool] = {}
     for node in reversed(graph.nodes):
-        readers = [reader for reader in _readers(graph, Entry(node)) if reader is not None]
-        is_inner = len(readers) < ADDED_IN_PLACE and all(
-            entry.node is not node for entry in graph.heads
-        )
         if _joins(node):
-            holds[node] = is_inner and all(
-                one.operator in (_NARROW, _NORM) or _joins(one) for one in readers
-            )
+            fitting = [one.operator in (_NARROW, _NORM) or _joins(one) for one in readers[node]]
         elif _is_relu(node) or node.operator == _NORM:
-            holds[node] = is_inner and all(one.operator == _NARROW or holds[one] for one in readers)
+            fitting = [one.operator == _NARROW or holds[one] for one in readers[node]]
         else:
-            holds[node] = False
+            fitting = [False]
+        holds[node] = node not in results and len(fitting) < ADDED_IN_PLACE and all(fitting)
     for node in [node for node in graph.nodes if holds[node]]:
         operands = node.inputs if _joins(node) else node.inputs[:1]
         if not any(entry.node.operator == _WIDEN for entry in operands):
@@ -222,9 +224,10 @@ def _hold_in_bfloat16(graph: Graph) -> None:
             node.inputs[number] = entry.node.inputs[0] if is_wide else _made(_NARROW, entry)
         if _joins(node):
             node.operator = _CONCAT
-        wide = _made(_WIDEN, Entry(node)).node
-        _replace(graph, node, wide)
-        graph.nodes.append(wide)
+        wide = _made(_WIDEN, Entry(node))
+        for reader in readers[node]:
+            reader.inputs = [wide if one.key == (node, 0) else one for one in reader.inputs]
+        graph.nodes.append(wide.node)
     for node in graph.nodes:
         node.inputs = [_without_casts(entry) for entry in node.inputs]
 

@@ -75,18 +75,6 @@ inline std::vector<float> spread(const float* from, int64_t count, const Sizes& 
 
 // ---- What all operators share.
 
-// Let compute(to) write a result, or add what it writes.
-template <class Compute>
-void write(OpReqType req, const NDArray& out, const Compute& compute) {
-  if (req == mxnet::kNullOp) return;
-  if (req != mxnet::kAddTo) return compute(prepare(out, 1));
-  const NDArray apart = fresh(out, mshadow::kFloat32), former = plain(out);
-  compute(apart.data().dptr<float>());
-  const float *x = address(former), *y = address(apart);
-  float* to = prepare(out, 1);
-  for (size_t i = 0; i < out.shape().Size(); ++i) to[i] = x[i] + y[i];
-}
-
 // Return one row's sums over what is at inner + outer, rounded once.
 inline float plain_sum(const float* values, const Places& outer, int64_t inner) {
   double sum = 0;
@@ -209,7 +197,7 @@ void convolution(const Accumulation& how, const NodeAttrs& attrs, const Arrays& 
   const Convolution c(attrs, in[kData].shape(), in[kWeight].shape(), out[0].shape());
   const NDArray data = plain(in[kData]), weight = plain(in[kWeight]);
   const NDArray bias = in.size() > kBias ? plain(in[kBias]) : NDArray();
-  write(req[0], out[0], [&](float* to) {
+  write_in<float>(1, req[0], out[0], [&](float* to) {
     convolve(how, c, address(data), address(weight), in.size() > kBias ? address(bias) : nullptr, to);
   });
 }
@@ -219,19 +207,19 @@ void convolution_backward(const Accumulation& how, const NodeAttrs& attrs, const
   const NDArray gradient = plain(in[kOutGrad]), data = plain(in[kBackwardData]);
   const NDArray weight = plain(in[kBackwardWeight]);
   const Convolution c(attrs, data.shape(), weight.shape(), gradient.shape());
-  write(req[kWeight], out[kWeight], [&](float* to) {
+  write_in<float>(1, req[kWeight], out[kWeight], [&](float* to) {
     convolve_back_to_weight(how, c, address(gradient), address(data), to);
   });
   if (req.size() > kBias) {
     const int64_t pixels = volume(c.places), filters = c.groups * c.filters;
     const Places images = counted(c.images, filters * pixels);
-    write(req[kBias], out[kBias], [&](float* to) {
+    write_in<float>(1, req[kBias], out[kBias], [&](float* to) {
       in_parallel(filters, [&](int64_t i) {
         to[i] = plain_sum(address(gradient) + i * pixels, images, pixels);
       });
     });
   }
-  write(req[kData], out[kData], [&](float* to) {
+  write_in<float>(1, req[kData], out[kData], [&](float* to) {
     convolve_back_to_data(how, c, address(gradient), address(weight), to);
   });
 }
@@ -266,7 +254,7 @@ void fully_connected(const Accumulation& how, const NodeAttrs&, const Arrays& in
   const NDArray data = plain(in[kData]), weight = plain(in[kWeight]);
   const int64_t units = weight.shape()[0], inputs = weight.shape()[1];
   const int64_t rows = data.shape().Size() / inputs;
-  write(req[0], out[0], [&](float* to) {
+  write_in<float>(1, req[0], out[0], [&](float* to) {
     multiply_views(how, view(address(data), rows, inputs, false),
                    view(address(weight), inputs, units, true), to);
     if (in.size() <= kBias) return;
@@ -282,17 +270,17 @@ void fully_connected_backward(const Accumulation& how, const NodeAttrs&, const A
   const int64_t units = weight.shape()[0], inputs = weight.shape()[1];
   const int64_t rows = data.shape().Size() / inputs;
   const View of_result = view(address(gradient), rows, units, false);
-  write(req[kWeight], out[kWeight], [&](float* to) {
+  write_in<float>(1, req[kWeight], out[kWeight], [&](float* to) {
     multiply_views(how, of_result.transposed(), view(address(data), rows, inputs, false), to);
   });
   if (req.size() > kBias) {
     const Places all = counted(rows, units);
-    write(req[kBias], out[kBias], [&](float* to) {
+    write_in<float>(1, req[kBias], out[kBias], [&](float* to) {
       for (int64_t i = 0; i < units; ++i) to[i] = plain_sum(address(gradient) + i, all, 1);
     });
   }
   // MXNet may let it take the place of the data.
-  write(req[kData], out[kData], [&](float* to) {
+  write_in<float>(1, req[kData], out[kData], [&](float* to) {
     multiply_views(how, of_result, view(address(weight), units, inputs, false), to);
   });
 }
@@ -300,7 +288,8 @@ void fully_connected_backward(const Accumulation& how, const NodeAttrs&, const A
 // The operands of dot or batch_dot as matrices; the terms of the result are along their inner sides.
 struct Operands {
   Operands(const NodeAttrs& attrs, const NDArray& a, const NDArray& b, int batch_dimensions)
-      : left_transposed(flag_option(attrs, "transpose_a", false)), right_transposed(flag_option(attrs, "transpose_b", false)) {
+      : left_transposed(flag_option(attrs, "transpose_a")),
+        right_transposed(flag_option(attrs, "transpose_b")) {
     const mxnet::TShape &x = a.shape(), &y = b.shape();
     for (int i = 0; i < batch_dimensions; ++i) batch *= x[i];
     terms = left_transposed ? x[batch_dimensions] : x[x.ndim() - 1];
@@ -324,7 +313,7 @@ void dot(const Accumulation& how, const NodeAttrs& attrs, const Arrays& in, cons
          const Arrays& out) {
   const NDArray a = plain(in[0]), b = plain(in[1]);
   const Operands operands(attrs, a, b, kBatch ? a.shape().ndim() - 2 : 0);
-  write(req[0], out[0], [&](float* to) {
+  write_in<float>(1, req[0], out[0], [&](float* to) {
     for (int64_t i = 0; i < operands.batch; ++i)
       multiply_views(how, operands.left(i), operands.right(i),
                      to + i * operands.rows * operands.columns);
@@ -336,10 +325,10 @@ void dot_backward(const Accumulation& how, const NodeAttrs& attrs, const Arrays&
   const NDArray gradient = plain(in[0]), a = plain(in[1]), b = plain(in[2]);
   const Operands operands(attrs, a, b, 0);
   const View head = view(address(gradient), operands.rows, operands.columns, false);
-  write(req[0], out[0], [&](float* to) {
+  write_in<float>(1, req[0], out[0], [&](float* to) {
     multiply_views(how, head, operands.right(0).transposed(), to, operands.left_transposed);
   });
-  write(req[1], out[1], [&](float* to) {
+  write_in<float>(1, req[1], out[1], [&](float* to) {
     multiply_views(how, operands.left(0).transposed(), head, to, operands.right_transposed);
   });
 }

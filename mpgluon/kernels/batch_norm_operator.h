@@ -42,6 +42,11 @@ Shape shape_of(const NDArray& array) {
   return {shape[0], shape[1], static_cast<int64_t>(shape.ProdShape(2, shape.ndim()))};
 }
 
+inline void write_number(OpReqType req, float* to, float value) {
+  if (req == mxnet::kAddTo) *to += value;
+  else if (req != mxnet::kNullOp) *to = value;
+}
+
 float* values(const NDArray& array) { return array.data().dptr<float>(); }
 
 // Two sums for each channel: mean and variance, or the gradients of gamma and beta.
@@ -249,9 +254,7 @@ void batch_norm_backward(const Format& format, const NodeAttrs& attrs, const OpC
   for (int which : {1, 2}) {
     const std::vector<float>& grads = which == 1 ? found.one : found.other;
     float* to = values(out[which]);
-    for (int64_t c = 0; c < shape.channels; ++c)
-      if (req[which] == mxnet::kAddTo) to[c] += grads[c];
-      else if (req[which] != mxnet::kNullOp) to[c] = grads[c];
+    for (int64_t c = 0; c < shape.channels; ++c) write_number(req[which], to + c, grads[c]);
   }
 }
 

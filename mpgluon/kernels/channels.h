@@ -5,8 +5,6 @@
 #define MPGLUON_CHANNELS_H_
 
 #include "common.h"
-#include "keep_nan.h"
-#include "lanes.h"
 
 namespace mpgluon {
 namespace channels {
@@ -56,9 +54,8 @@ inline void sum_products(const NDArray& images, const NDArray& others, int layou
            [=](int64_t start, int64_t at) {
              Lanes sixteen{};
              float rest = 0;
-             int64_t i = start;
-             for (; i + kLanes <= start + pixels; i += kLanes) sixteen += load(x + i) * load(y + i);
-             for (; i < start + pixels; ++i) rest += x[i] * y[i];
+             for_row(start, start + pixels, [&](int64_t i) { sixteen += load(x + i) * load(y + i); },
+                     [&](int64_t i) { rest += x[i] * y[i]; });
              sums[at] = total(sixteen) + rest;
            },
            [=](int64_t start, int64_t at) {
@@ -75,7 +72,7 @@ inline void forward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext&
   const int layout = layout_of(in[kImages]) == kLanes ? kLanes : 1;
   const NDArray images = layout == kLanes ? in[kImages] : plain(in[kImages]);
   const NDArray numbers = plain(in[kNumbers]);
-  keep_nan::write_in<float>(layout, req[0], out[0],
+  write_in<float>(layout, req[0], out[0],
                             [&](float* y) { multiply(images, address(numbers), layout, y); });
 }
 
@@ -88,9 +85,9 @@ inline void backward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext
   const NDArray images = in_blocks ? in[kOfImages] : plain(in[kOfImages]);
   const NDArray numbers = plain(in[kOfNumbers]);
   // The sums first: the other result may take the place of an operand.
-  keep_nan::write_in<float>(1, req[kNumbers], out[kNumbers],
+  write_in<float>(1, req[kNumbers], out[kNumbers],
                             [&](float* sums) { sum_products(gradient, images, layout, sums); });
-  keep_nan::write_in<float>(layout, req[kImages], out[kImages],
+  write_in<float>(layout, req[kImages], out[kImages],
                             [&](float* dx) { multiply(gradient, address(numbers), layout, dx); });
 }
 

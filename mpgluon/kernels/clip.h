@@ -89,36 +89,34 @@ void clip(const Format& format, const OfBounds& bounds, const Arrays& in, const 
 
 // ---- Of FP32 and bfloat16 arrays in any layout; MXNet's own is for plain ones, an element at a time.
 
-inline void of_arrays(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
-                      const Arrays& in, const Requests& req, const Arrays& out) {
-  if (!keep_nan::is_of_onednn(in[0])) return call(op, attrs, ctx, in, req, out);
-  if (req[0] == mxnet::kNullOp) return;
-  if (in[0].dtype() == mshadow::kBfloat16) {
-    const Bounds<Grid> bounds(bfloat16_grid(), attrs);
-    return keep_nan::map<uint16_t>(req[0], out[0], [=](uint16_t x) { return bounds.clip(x); }, in[0]);
-  }
-  const float least = number_option(attrs, "a_min"), most = number_option(attrs, "a_max");
-  keep_nan::map<float>(
-      req[0], out[0], [=](float x) { return x > most ? most : x < least ? least : x; }, in[0]);
+struct FloatBounds {
+  float least, most;
+
+  float clip(float x) const { return x > most ? most : x < least ? least : x; }
+  float gradient(float dy, float x) const { return x > most || x < least ? 0.0f : dy; }
+};
+
+// Clip an array, or the gradient of that.
+template <class X, class OfBounds>
+void clip_array(const OfBounds& bounds, const Arrays& in, OpReqType req, const NDArray& out) {
+  if (in.size() == 1)
+    keep_nan::map<X>(req, out, [=](X x) { return bounds.clip(x); }, in[0]);
+  else
+    keep_nan::map<X>(req, out, [=](X dy, X x) { return bounds.gradient(dy, x); }, in[0], in[1]);
 }
 
-inline void of_arrays_backward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
-                               const Arrays& in, const Requests& req, const Arrays& out) {
+inline void clip_arrays(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                        const Arrays& in, const Requests& req, const Arrays& out) {
   if (!keep_nan::is_of_onednn(in[0])) return call(op, attrs, ctx, in, req, out);
   if (req[0] == mxnet::kNullOp) return;
-  if (in[0].dtype() == mshadow::kBfloat16) {
-    const Bounds<Grid> bounds(bfloat16_grid(), attrs);
-    return keep_nan::map<uint16_t>(
-        req[0], out[0], [=](uint16_t dy, uint16_t x) { return bounds.gradient(dy, x); }, in[0], in[1]);
-  }
-  const float least = number_option(attrs, "a_min"), most = number_option(attrs, "a_max");
-  keep_nan::map<float>(
-      req[0], out[0],
-      [=](float dy, float x) { return x > most || x < least ? 0.0f : dy; }, in[0], in[1]);
+  if (in[0].dtype() == mshadow::kBfloat16)
+    return clip_array<uint16_t>(Bounds<Grid>(bfloat16_grid(), attrs), in, req[0], out[0]);
+  const FloatBounds bounds{number_option(attrs, "a_min"), number_option(attrs, "a_max")};
+  clip_array<float>(bounds, in, req[0], out[0]);
 }
 
 inline void register_clip() {
-  in_places_of("clip", "_mpgluon_any_layout_", of_arrays, of_arrays_backward);
+  in_places_of("clip", "_mpgluon_any_layout_", clip_arrays, clip_arrays);
 }
 
 }  // namespace clipping

@@ -5,6 +5,7 @@
 #include "bridge.h"
 #include "flags.h"
 #include "format.h"
+#include "lanes.h"
 #include "layout.h"
 #include "settings.h"
 
@@ -58,6 +59,39 @@ inline void call(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ct
   for (const NDArray& array : turned) operands.push_back(array.data());
   for (size_t i = 0; i < out.size(); ++i) results.push_back(plain_result(req[i], out[i]));
   on_blobs.data_[op->index_].first(attrs, ctx, operands, req, results);
+}
+
+// ---- Results of any type.
+
+// Sums of two numbers of an array; uint16_t is the type of bfloat16's codes, whose sums MXNet's type cuts off.
+template <class X>
+X sum_of(X x, X y) { return X(x + y); }
+inline uint16_t sum_of(uint16_t x, uint16_t y) { return bfloat16_of(widened(x) + widened(y)); }
+
+template <class X>
+X* elements_of(const NDArray& array) {
+  return reinterpret_cast<X*>(address(array));
+}
+
+// Return where to write the result in blocks of channels, or as a plain array.
+template <class X>
+X* room_in(const NDArray& out, int layout) {
+  if (layout > 1) return reinterpret_cast<X*>(prepare(out, layout));
+  const_cast<NDArray&>(out).InvalidateMKLDNNData();
+  return static_cast<X*>(out.data().dptr_);
+}
+
+// Let compute(to) write a result in a layout; or add what it writes.
+template <class X, class Compute>
+void write_in(int layout, OpReqType req, const NDArray& out, const Compute& compute) {
+  if (req == mxnet::kNullOp) return;
+  if (req != mxnet::kAddTo) return compute(room_in<X>(out, layout));
+  const NDArray apart = fresh(out, out.dtype()), before = plain(out);
+  compute(room_in<X>(apart, layout));
+  const NDArray added = plain(apart);
+  const X *x = elements_of<const X>(before), *y = elements_of<const X>(added);
+  X* sums = room_in<X>(out, 1);
+  for (size_t i = 0; i < out.shape().Size(); ++i) sums[i] = sum_of(x[i], y[i]);
 }
 
 // Apply a function of chunks, in place or not, to an array in whatever layout it is.

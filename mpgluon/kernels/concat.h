@@ -4,8 +4,6 @@
 #define MPGLUON_CONCAT_H_
 
 #include "common.h"
-#include "keep_nan.h"
-#include "lanes.h"
 
 namespace mpgluon {
 namespace concatenation {
@@ -25,12 +23,12 @@ inline void forward(const nnvm::Op*, const NodeAttrs&, const OpContext&, const A
   for (const NDArray& part : in) parts.push_back(in_blocks ? part : plain(part));
   const auto& shape = out[0].shape();
   const int64_t all = shape.Size() / shape[0];
-  keep_nan::write_in<uint16_t>(in_blocks ? kLanes : 1, req[0], out[0], [&](uint16_t* y) {
+  write_in<uint16_t>(in_blocks ? kLanes : 1, req[0], out[0], [&](uint16_t* y) {
     in_parallel(shape[0], [&](int64_t image) {
       uint16_t* to = y + image * all;
       for (const NDArray& part : parts) {
         const int64_t count = part.shape().Size() / shape[0];
-        to = std::copy_n(keep_nan::elements_of<const uint16_t>(part) + image * count, count, to);
+        to = std::copy_n(elements_of<const uint16_t>(part) + image * count, count, to);
       }
     });
   });
@@ -42,12 +40,12 @@ inline void backward(const nnvm::Op*, const NodeAttrs&, const OpContext&, const 
   if (shape.Size() == 0) return;
   const bool in_blocks = layout_of(in[0]) == kLanes && divides_into_blocks(out);
   const NDArray gradient = in_blocks ? in[0] : plain(in[0]);
-  const uint16_t* dy = keep_nan::elements_of<const uint16_t>(gradient);
+  const uint16_t* dy = elements_of<const uint16_t>(gradient);
   const int64_t all = shape.Size() / shape[0];
   int64_t first = 0;
   for (size_t part = 0; part < out.size(); ++part) {
     const int64_t count = out[part].shape().Size() / shape[0];
-    keep_nan::write_in<uint16_t>(in_blocks ? kLanes : 1, req[part], out[part], [&](uint16_t* dx) {
+    write_in<uint16_t>(in_blocks ? kLanes : 1, req[part], out[part], [&](uint16_t* dx) {
       in_parallel(shape[0], [&](int64_t image) {
         std::copy_n(dy + image * all + first, count, dx + image * count);
       });

@@ -6,8 +6,6 @@
 #define MPGLUON_GROUPED_H_
 
 #include "common.h"
-#include "keep_nan.h"
-#include "lanes.h"
 
 namespace mpgluon {
 namespace grouped {
@@ -25,7 +23,7 @@ struct Window {
 inline NDArray in_blocks(const NDArray& array) {
   if (layout_of(array) == kLanes) return array;
   const NDArray from = plain(array), made = fresh(array, array.dtype());
-  block(keep_nan::elements_of<const uint16_t>(from),
+  block(elements_of<const uint16_t>(from),
         reinterpret_cast<uint16_t*>(prepare(made, kLanes)), array.shape(), kLanes,
         [](uint16_t code) { return code; });
   return made;
@@ -100,10 +98,10 @@ inline bool of_weight(const NodeAttrs& attrs, const Arrays& in, OpReqType req, c
   std::vector<float> made(weight.Size());
   compute({data[0], data[1] / kLanes, data[2], data[3], result[2], result[3],
            sizes_of(attrs, "stride", 2, 1), sizes_of(attrs, "pad", 2, 0)},
-          keep_nan::elements_of<const uint16_t>(x), keep_nan::elements_of<const uint16_t>(dy),
+          elements_of<const uint16_t>(x), elements_of<const uint16_t>(dy),
           made.data());
-  const uint16_t* old = keep_nan::elements_of<const uint16_t>(before);
-  uint16_t* to = keep_nan::room_in<uint16_t>(out, 1);
+  const uint16_t* old = elements_of<const uint16_t>(before);
+  uint16_t* to = room_in<uint16_t>(out, 1);
   for (size_t i = 0; i < made.size(); ++i)
     put(to + i, req == mxnet::kAddTo ? widened(old[i]) + made[i] : made[i]);
   return true;

@@ -44,38 +44,6 @@ inline uint16_t gradient_of(uint16_t dy, uint16_t y) {
   return gradient_of<Grid::kInfinity>(dy, y, 0x7fc0);
 }
 
-inline float sum_of(float x, float y) { return x + y; }
-inline uint16_t sum_of(uint16_t x, uint16_t y) {
-  const Grid& format = bfloat16_grid();
-  return format.narrow_one(format.widen_one(x) + format.widen_one(y));
-}
-
-template <class X>
-X* elements_of(const NDArray& array) {
-  return reinterpret_cast<X*>(address(array));
-}
-
-// Return where to write the result in blocks of channels, or as a plain array.
-template <class X>
-X* room_in(const NDArray& out, int layout) {
-  if (layout > 1) return reinterpret_cast<X*>(prepare(out, layout));
-  const_cast<NDArray&>(out).InvalidateMKLDNNData();
-  return static_cast<X*>(out.data().dptr_);
-}
-
-// Let compute(to) write a result in a layout; or add what it writes.
-template <class X, class Compute>
-void write_in(int layout, OpReqType req, const NDArray& out, const Compute& compute) {
-  if (req == mxnet::kNullOp) return;
-  if (req != mxnet::kAddTo) return compute(room_in<X>(out, layout));
-  const NDArray apart = fresh(out, out.dtype()), before = plain(out);
-  compute(room_in<X>(apart, layout));
-  const NDArray added = plain(apart);
-  const X *x = elements_of<const X>(before), *y = elements_of<const X>(added);
-  X* sums = room_in<X>(out, 1);
-  for (size_t i = 0; i < out.shape().Size(); ++i) sums[i] = sum_of(x[i], y[i]);
-}
-
 // A chunk of numbers, which no write to other memory changes, so that several are done at a time.
 template <class X>
 struct Chunk {

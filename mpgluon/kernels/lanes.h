@@ -58,6 +58,14 @@ inline void store(uint16_t* y, const Lanes& x) {
   std::memcpy(y, made, sizeof made);
 }
 
+// Call sixteen(i) for every sixteen places from the first one on, and one(i) for those that are left.
+template <class Sixteen, class One>
+void for_row(int64_t first, int64_t end, const Sixteen& sixteen, const One& one) {
+  int64_t i = first;
+  for (; i + kLanes <= end; i += kLanes) sixteen(i);
+  for (; i < end; ++i) one(i);
+}
+
 inline float total(const Lanes& x) {
   float sum = 0;
   for (int i = 0; i < kLanes; ++i) sum += x[i];

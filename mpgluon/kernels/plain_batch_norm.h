@@ -5,8 +5,6 @@
 #define MPGLUON_PLAIN_BATCH_NORM_H_
 
 #include "batch_norm_operator.h"
-#include "keep_nan.h"
-#include "lanes.h"
 
 namespace mpgluon {
 namespace batch_normalization {
@@ -15,10 +13,8 @@ namespace batch_normalization {
 template <class Sixteen, class One>
 void for_places_of(const Shape& shape, int64_t channel, const Sixteen& sixteen, const One& one) {
   for (int64_t image = 0; image < shape.images; ++image) {
-    int64_t i = (image * shape.channels + channel) * shape.pixels;
-    const int64_t end = i + shape.pixels;
-    for (; i + kLanes <= end; i += kLanes) sixteen(i);
-    for (; i < end; ++i) one(i);
+    const int64_t first = (image * shape.channels + channel) * shape.pixels;
+    for_row(first, first + shape.pixels, sixteen, one);
   }
 }
 
@@ -51,8 +47,8 @@ template <class X>
 void plain_forward(const Settings& settings, bool of_batch, const Arrays& in, const Arrays& out) {
   const NDArray data = plain(in[kData]);
   const Shape shape = shape_of(data);
-  const X* x = keep_nan::elements_of<const X>(data);
-  X* y = keep_nan::room_in<X>(out[kOut], 1);
+  const X* x = elements_of<const X>(data);
+  X* y = room_in<X>(out[kOut], 1);
   float *gammas = values(in[kGamma]), *betas = values(in[kBeta]);
   float *means = values(out[kMean]), *inverses = values(out[kInvStd]);
   const float *moving_mean = values(in[kMovingMean]), *moving_var = values(in[kMovingVar]);
@@ -72,11 +68,6 @@ void plain_forward(const Settings& settings, bool of_batch, const Arrays& in, co
   });
 }
 
-inline void write_number(OpReqType req, float* to, float value) {
-  if (req == mxnet::kAddTo) *to += value;
-  else if (req != mxnet::kNullOp) *to = value;
-}
-
 // Statistics are those of the batch.
 template <class X>
 void plain_backward(const Settings& settings, const Arrays& in, const Requests& req,
@@ -84,9 +75,9 @@ void plain_backward(const Settings& settings, const Arrays& in, const Requests& 
   const NDArray data = plain(in[kSavedData]), gradient = plain(in[kOutGrad]);
   const NDArray before = req[0] == mxnet::kAddTo ? plain(out[0]) : out[0];
   const Shape shape = shape_of(data);
-  const X *x = keep_nan::elements_of<const X>(data), *dy = keep_nan::elements_of<const X>(gradient);
-  const X* old = req[0] == mxnet::kAddTo ? keep_nan::elements_of<const X>(before) : nullptr;
-  X* dx = req[0] == mxnet::kNullOp ? nullptr : keep_nan::room_in<X>(out[0], 1);
+  const X *x = elements_of<const X>(data), *dy = elements_of<const X>(gradient);
+  const X* old = req[0] == mxnet::kAddTo ? elements_of<const X>(before) : nullptr;
+  X* dx = req[0] == mxnet::kNullOp ? nullptr : room_in<X>(out[0], 1);
   const float *means = values(in[kSavedMean]), *inverses = values(in[kSavedInvStd]);
   const float* gammas = values(in[kSavedGamma]);
   float *moving_mean = values(in[kOldMean]), *moving_var = values(in[kOldVar]);

@@ -65,27 +65,34 @@ inline double double_option(const nnvm::NodeAttrs& attrs, const char* name, doub
 }
 
 // Return an option of a node that is true or false.
-inline bool flag_option(const nnvm::NodeAttrs& attrs, const char* name, bool otherwise) {
+inline bool flag_option(const nnvm::NodeAttrs& attrs, const char* name, bool otherwise = false) {
   const std::string text = option(attrs, name);
   return text.empty() ? otherwise : text == "True" || text == "true" || text == "1";
 }
 
+// Return the whole numbers of an option such as "(2, 2)".
+inline std::vector<int64_t> numbers_of(const nnvm::NodeAttrs& attrs, const char* name) {
+  std::vector<int64_t> made;
+  const std::string text = option(attrs, name);
+  for (const char* at = text.c_str(); *at != 0;) {
+    char* end;
+    const int64_t number = std::strtol(at, &end, 10);
+    if (end != at) made.push_back(number);
+    at = end != at ? end : at + 1;
+  }
+  return made;
+}
+
 using Sizes = std::array<int64_t, 3>;  // of the dimensions of an image, 1 where it has fewer
 
-// Return the numbers of an option such as "(2, 2)", for the last dimensions of an image.
+// Return the numbers of an option for the last dimensions of an image.
 inline Sizes sizes_of(const nnvm::NodeAttrs& attrs, const char* name, int dimensions,
                       int64_t otherwise) {
   Sizes made;
   made.fill(otherwise);
-  const std::string text = option(attrs, name);
   int next = 3 - dimensions;
-  for (size_t i = 0; i < text.size() && next < 3; ++i) {
-    if (text[i] < '0' || text[i] > '9') continue;
-    made[next] = 0;
-    for (; i < text.size() && text[i] >= '0' && text[i] <= '9'; ++i)
-      made[next] = made[next] * 10 + (text[i] - '0');
-    ++next;
-  }
+  for (const int64_t number : numbers_of(attrs, name))
+    if (next < 3) made[next++] = number;
   return made;
 }
 

@@ -259,7 +259,7 @@ LINES = {
     "mpgluon": 18_483,
     "mpgluon_tools": 14_330,
     "recipes": 4_960,
-    "study": 16_460,
+    "study": 16_458,
     "scripts": 500,
     "tests": 50_416,
 }

@@ -10,8 +10,8 @@ Names are the groups' names, for the results of their ``view``; ``records``, ``r
 functions of `study/experiments/cells.py`, and of `study/experiments/tables.py` without their
 argument.
 
-A record whose config is no longer the experiment's counts as missing, and without all records
-there is no page. Words that depend on the records are in `study/experiments/claims.py`.
+A record counts as missing if its config differs from the experiment's, and no page is filled
+until every record is there. Words that depend on the records are in `study/experiments/claims.py`.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ _END = "<!-- end -->"
 _MARK = r"<!-- (?:table: (?P<table>[^\n]+?)|(?P<number>\{[^\n]+?\})) -->"
 _PLACE = re.compile(f"(?P<mark>{_MARK})(?P<text>(?:(?!<!--).)*?)<!-- end -->", re.DOTALL)
 _ANY_MARK = re.compile(r"<!-- (?:table:|\{|end -->)")
+_WRONG_EXPRESSION = (
+    ArithmeticError, AttributeError, LookupError, NameError, SyntaxError, TypeError, ValueError,
+)  # fmt: skip
 _PICTURE = re.compile(r"\]\(results/([^)]+)\.png\)")
 
 
@@ -104,7 +107,7 @@ def fill(
                 heading, *_ = place["text"].strip().splitlines()
                 table = Table([cell.strip() for cell in heading[1:-1].split("|")], found)
                 found = f"\n\n{table.to_markdown()}\n\n"
-        except Exception as error:
+        except _WRONG_EXPRESSION as error:
             message = f"cannot fill {place['mark']}: {type(error).__name__}: {error}"
             raise ValueError(message) from error
         return f"{place['mark']}{found}{_END}"

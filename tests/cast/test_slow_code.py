@@ -65,7 +65,7 @@ EXCEPTIONS = (
 
 
 def limit_of(name: str, network: str) -> Optional[float]:
-    """Return the limit for an exception, in ns an element; None if there is no exception."""
+    """Return the limit of an exception in ns an element, or None for other operators."""
     limits = [
         one.limit_ns for one in EXCEPTIONS if one.name == name and network.startswith(one.networks)
     ]

@@ -103,6 +103,7 @@ html_css_files = ["site.css", "print.css"]
 html_js_files = ["site.js"]
 html_extra_path = ["_root"]
 html_copy_source = False
+html_domain_indices = False  # the index lists all names; a list of modules is not a way that a reader takes
 html_show_sphinx = False
 html_show_copyright = False
 highlight_language = "text"

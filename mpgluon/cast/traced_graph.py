@@ -183,10 +183,11 @@ class TracedGraph:
                 # With static_shape, operators behind a loop, such as casts, read other values.
                 block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
-            if not block._backend:
+            for_backend = block._backend is not None
+            if not for_backend:
                 graph = keep_nan_in(graph, device_type)
-                if on_cpu and kernels.available():
-                    graph = compute_in_any_layout(graph)
+            if on_cpu and kernels.available():
+                graph = compute_in_any_layout(graph, for_backend=for_backend)
             if dict(block._flags).get("static_alloc"):
                 graph = _without_variables_as_addends(graph)
             return data, graph.as_np_ndarray() if in_numpy else graph

@@ -81,20 +81,19 @@ def compute_natively(
             node.inputs = [operand]
     graph = Graph(graph.heads)
     for node in graph.nodes:
-        if _is_of_images(node, shapes):
+        if _is_of_images(node, shapes) and not (for_backend and _clips_in_fp32(graph, node)):
             _compute_in_fp32(graph, node)
     graph = Graph(graph.heads)
     for node in list(graph.nodes):
         if node.operator == "clip":
-            _clip_in_bfloat16(graph, node, "clip" if for_backend else f"{ANY_LAYOUT}clip")
+            _clip_in_bfloat16(graph, node)
     graph = Graph(graph.heads)
     for node in graph.nodes:
         if node.operator == "Pad":
             _pad_in_bfloat16(graph, node)
-        elif not for_backend:
-            _compute_in_any_layout(node)
-    if not for_backend:
-        _hold_in_bfloat16(graph)
+        else:
+            _compute_in_any_layout(node, for_backend=for_backend)
+    _hold_in_bfloat16(graph)
     graph = Graph(graph.heads)
     for node in graph.nodes:
         if node.operator in (_NARROW, _WIDEN) and _may_keep_blocks(graph, node.inputs[0]):
@@ -151,7 +150,21 @@ def _compute_in_fp32(graph: Graph, node: Node) -> None:
         _replace(graph, result, _made(_NARROW, Entry(result)).node)
 
 
-def _clip_in_bfloat16(graph: Graph, node: Node, operator: str) -> None:
+def _clips_in_fp32(graph: Graph, node: Node) -> bool:
+    """Compute a convolution and the clip of its result in FP32, where that is rounded next.
+
+    Rounding and clipping may change places. A backend fuses both operators. The gradient would be
+    another one for numbers that are rounded to a bound.
+    """
+    followers = _followers(graph, node, _WIDEN, "clip", _NARROW)
+    if followers is None:
+        return False
+    node.inputs = [_fp32_of(entry) for entry in node.inputs]
+    followers[1].inputs = [Entry(node)]
+    return True
+
+
+def _clip_in_bfloat16(graph: Graph, node: Node) -> None:
     """Clip bfloat16 numbers instead of FP32 numbers that were cast from them for this alone."""
     before, behind = node.inputs[0].node, _only_reader(graph, Entry(node))
     if before.operator != _WIDEN or _only_reader(graph, node.inputs[0]) is not node:
@@ -160,7 +173,6 @@ def _clip_in_bfloat16(graph: Graph, node: Node, operator: str) -> None:
     bounds = np.array([node.options["a_min"], node.options["a_max"]], np.float32)
     if rounding is None and np.any(bounds.view(np.uint32) & 0xFFFF):
         return  # bfloat16 does not have both bounds
-    node.operator = operator
     node.inputs = before.inputs
     if rounding is not None:
         _replace(graph, rounding, node)
@@ -176,16 +188,16 @@ def _pad_in_bfloat16(graph: Graph, node: Node) -> None:
     if before.operator != _WIDEN or behind is None or behind.operator != _NARROW:
         return
     if pads_images_with_zeros(node) and _only_reader(graph, node.inputs[0]) is node:
-        node.operator = f"{ANY_LAYOUT}Pad"
         node.inputs = before.inputs
         _replace(graph, behind, node)
 
 
-def _compute_in_any_layout(node: Node) -> None:
+def _compute_in_any_layout(node: Node, *, for_backend: bool) -> None:
     """Choose an own operator where oneDNN has slow code for some layouts or shapes."""
     options = node.options
     if node.operator == "Convolution" and options.get("num_group", 1) > 1:
-        node.operator = f"{_GROUPED}Convolution"
+        if not for_backend:  # which computes no gradients
+            node.operator = f"{_GROUPED}Convolution"
     elif node.operator == "BatchNorm" and options.get("axis", 1) == 1:
         node.operator = _NORM
     elif node.operator == "broadcast_mul":
@@ -275,6 +287,17 @@ def _readers(graph: Graph, read: Entry) -> list[Optional[Node]]:
 def _only_reader(graph: Graph, read: Entry) -> Optional[Node]:
     readers = _readers(graph, read)
     return readers[0] if len(readers) == 1 else None
+
+
+def _followers(graph: Graph, node: Node, *operators: str) -> Optional[list[Node]]:
+    """Return the only reader of a node, its only reader and so on, if they have these operators."""
+    followers: list[Node] = []
+    for operator in operators:
+        behind = _only_reader(graph, Entry(followers[-1] if followers else node))
+        if behind is None or behind.operator != operator:
+            return None
+        followers.append(behind)
+    return followers
 
 
 def _replace(graph: Graph, old: Node, new: Node) -> None:

@@ -81,6 +81,18 @@ X* room_in(const NDArray& out, int layout) {
   return static_cast<X*>(out.data().dptr_);
 }
 
+// Return an array in a layout: the array itself, or a copy.
+template <class X>
+NDArray in_layout(const NDArray& array, int layout) {
+  if (layout_of(array) == layout) return array;
+  const NDArray from = plain(array);
+  if (layout == 1) return from;
+  const NDArray made = fresh(array, array.dtype());
+  block(elements_of<const X>(from), room_in<X>(made, layout), array.shape(), layout,
+        [](X one) { return one; });
+  return made;
+}
+
 // Let compute(to) write a result in a layout; or add what it writes.
 template <class X, class Compute>
 void write_in(int layout, OpReqType req, const NDArray& out, const Compute& compute) {

@@ -1,5 +1,5 @@
-// Concatenation of the channels of bfloat16 images, in blocks of 16 channels if all parts are, or plain. MXNet's own
-// turns every part around.
+// Concatenation of the channels of bfloat16 images, in blocks of 16 channels if all parts are, channels last if one is,
+// or plain. MXNet's own turns every part around.
 #ifndef MPGLUON_CONCAT_H_
 #define MPGLUON_CONCAT_H_
 
@@ -13,22 +13,35 @@ inline bool divides_into_blocks(const Arrays& parts) {
                      [](const NDArray& part) { return part.shape()[1] % kLanes == 0; });
 }
 
+// Return the layout of the whole: blocks of 16 where all parts are, channels last where one is, or plain.
+inline int layout_for(const Arrays& parts, const NDArray& whole) {
+  bool in_blocks = divides_into_blocks(parts), last = false;
+  for (const NDArray& part : parts) {
+    const int layout = layout_of(part);
+    in_blocks = in_blocks && layout == kLanes;
+    last = last || (layout > 1 && layout == part.shape()[1]);
+  }
+  return in_blocks ? kLanes : last ? whole.shape()[1] : 1;
+}
+
 inline void forward(const nnvm::Op*, const NodeAttrs&, const OpContext&, const Arrays& in,
                     const Requests& req, const Arrays& out) {
   CHECK_EQ(in[0].dtype(), static_cast<int>(mshadow::kBfloat16));
-  if (out[0].shape().Size() == 0) return;
-  bool in_blocks = divides_into_blocks(in);
-  for (const NDArray& part : in) in_blocks = in_blocks && layout_of(part) == kLanes;
-  Arrays parts;
-  for (const NDArray& part : in) parts.push_back(in_blocks ? part : plain(part));
   const auto& shape = out[0].shape();
-  const int64_t all = shape.Size() / shape[0];
-  write_in<uint16_t>(in_blocks ? kLanes : 1, req[0], out[0], [&](uint16_t* y) {
-    in_parallel(shape[0], [&](int64_t image) {
-      uint16_t* to = y + image * all;
+  if (shape.Size() == 0) return;
+  const int layout = layout_for(in, out[0]);
+  const bool last = layout > 1 && layout == shape[1];
+  Arrays parts;
+  for (const NDArray& part : in)
+    parts.push_back(in_layout<uint16_t>(part, last ? part.shape()[1] : layout));
+  // Numbers that follow each other are those of an image, or of a pixel.
+  const int64_t rows = last ? shape[0] * shape[2] * shape[3] : shape[0], all = shape.Size() / rows;
+  write_in<uint16_t>(layout, req[0], out[0], [&](uint16_t* y) {
+    in_parallel(rows, [&](int64_t row) {
+      uint16_t* to = y + row * all;
       for (const NDArray& part : parts) {
-        const int64_t count = part.shape().Size() / shape[0];
-        to = std::copy_n(elements_of<const uint16_t>(part) + image * count, count, to);
+        const int64_t count = part.shape().Size() / rows;
+        to = std::copy_n(elements_of<const uint16_t>(part) + row * count, count, to);
       }
     });
   });

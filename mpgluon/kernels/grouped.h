@@ -19,16 +19,6 @@ struct Window {
   Sizes stride, pad;  // in their last two places
 };
 
-// Return the codes of an array in blocks of 16 channels.
-inline NDArray in_blocks(const NDArray& array) {
-  if (layout_of(array) == kLanes) return array;
-  const NDArray from = plain(array), made = fresh(array, array.dtype());
-  block(elements_of<const uint16_t>(from),
-        reinterpret_cast<uint16_t*>(prepare(made, kLanes)), array.shape(), kLanes,
-        [](uint16_t code) { return code; });
-  return made;
-}
-
 // Write the gradient of a weight (channels, kGroup, kSize, kSize), for groups of kGroup channels.
 template <int kSize, int kGroup>
 void weight_gradient(const Window& at, const uint16_t* x, const uint16_t* dy, float* dw) {
@@ -93,7 +83,8 @@ inline bool of_weight(const NodeAttrs& attrs, const Arrays& in, OpReqType req, c
   const Function compute = function_for(weight[2], weight[1]);
   const Sizes dilate = sizes_of(attrs, "dilate", 2, 1);
   if (compute == nullptr || dilate[1] != 1 || dilate[2] != 1) return false;
-  const NDArray x = in_blocks(in[kData]), dy = in_blocks(in[kOutGrad]);
+  const NDArray x = in_layout<uint16_t>(in[kData], kLanes);
+  const NDArray dy = in_layout<uint16_t>(in[kOutGrad], kLanes);
   const NDArray before = req == mxnet::kAddTo ? plain(out) : out;
   std::vector<float> made(weight.Size());
   compute({data[0], data[1] / kLanes, data[2], data[3], result[2], result[3],

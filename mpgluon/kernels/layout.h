@@ -1,4 +1,5 @@
-// How an array lies in memory: as NCHW, or in oneDNN's blocks of 8 or 16 channels.
+// How an array lies in memory: as NCHW, in oneDNN's blocks of 8 or 16 channels, or with all channels of a pixel
+// side by side.
 #ifndef MPGLUON_LAYOUT_H_
 #define MPGLUON_LAYOUT_H_
 
@@ -37,16 +38,20 @@ inline mkldnn::memory::desc blocked(const mxnet::TShape& shape, int block, int d
   return desc;
 }
 
-// oneDNN's description of FP32 (N, C, H, W) with the channels of each pixel side by side.
-inline mkldnn::memory::desc channels_last(const mxnet::TShape& shape) {
-  mkldnn::memory::desc desc = blocked(shape, shape[1], mshadow::kFloat32);
+// The same with the channels of each pixel side by side, as in one block of all of them.
+inline mkldnn::memory::desc channels_last(const mxnet::TShape& shape, int dtype) {
+  mkldnn::memory::desc desc = blocked(shape, shape[1], dtype);
   desc.data.format_desc.blocking.inner_nblks = 0;
   desc.data.format_desc.blocking.inner_blks[0] = desc.data.format_desc.blocking.inner_idxs[0] = 0;
   desc.data.format_desc.blocking.strides[1] = 1;
   return desc;
 }
 
-// Return 1 for NCHW and every other plain array, 8 or 16 for blocks, 0 for other layouts.
+// Whether a layout is one of blocks that may be smaller than all channels.
+inline bool is_of_blocks(int layout) { return layout == 16 || layout == 8; }
+
+// Return how many channels of a pixel lie side by side: 1 in NCHW and every other plain array, 8 or 16 in
+// blocks, all in channels last; 0 for other layouts.
 inline int layout_of(const NDArray& array) {
   if (!array.IsMKLDNNData()) return 1;
   const int dtype = array.dtype();
@@ -55,12 +60,13 @@ inline int layout_of(const NDArray& array) {
   for (int block : {16, 8})
     if (array.shape()[1] % block == 0 && array.GetMKLDNNData(blocked(array.shape(), block, dtype)))
       return block;
-  return 0;
+  return array.GetMKLDNNData(channels_last(array.shape(), dtype)) ? array.shape()[1] : 0;
 }
 
 inline bool is_channels_last(const NDArray& array) {
   return array.IsMKLDNNData() && array.dtype() == mshadow::kFloat32 && !array.IsView() &&
-         array.shape().ndim() == 4 && array.GetMKLDNNData(channels_last(array.shape())) != nullptr;
+         array.shape().ndim() == 4 &&
+         array.GetMKLDNNData(channels_last(array.shape(), mshadow::kFloat32)) != nullptr;
 }
 
 // Return a plain array: the array itself, or a copy of one in another layout.
@@ -75,7 +81,9 @@ inline float* prepare(const NDArray& result, int layout) {
     array.InvalidateMKLDNNData();
     return array.data().dptr<float>();
   }
-  array.CreateMKLDNNData(blocked(array.shape(), layout, array.dtype()));
+  const auto& shape = array.shape();
+  array.CreateMKLDNNData(is_of_blocks(layout) ? blocked(shape, layout, array.dtype())
+                                              : channels_last(shape, array.dtype()));
   return address(array);
 }
 

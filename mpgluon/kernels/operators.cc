@@ -11,6 +11,7 @@
 #include "codes.h"
 #include "common.h"
 #include "concat.h"
+#include "elementwise.h"
 #include "grouped.h"
 #include "modes.h"
 #include "packing.h"
@@ -212,6 +213,7 @@ void register_common() {
   channels::register_channels();
   concatenation::register_concat();
   clipping::register_clip();
+  elementwise_operators::register_elementwise();
   padding::register_pad();
   grouped::register_grouped();
   batch_normalization::register_plain_batch_norm();

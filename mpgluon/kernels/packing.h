@@ -41,7 +41,7 @@ void for_places_channels_last(const mxnet::TShape& shape, const Each& each) {
 template <class Format>
 NDArray widened_channels_last(const Format& format, const NDArray& codes, Slot slot) {
   const NDArray made = scratch(codes, slot);
-  const_cast<NDArray&>(made).CreateMKLDNNData(channels_last(codes.shape()));
+  const_cast<NDArray&>(made).CreateMKLDNNData(channels_last(codes.shape(), mshadow::kFloat32));
   const uint16_t* x = codes_of(codes);
   float* y = address(made);
   for_places_channels_last(codes.shape(), [&](int64_t code, int64_t number) {

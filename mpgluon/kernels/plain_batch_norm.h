@@ -1,6 +1,7 @@
 // Batch normalization of bfloat16 and FP32 arrays in layouts for which oneDNN has code that is ten to five
 // hundred times slower than for blocks of 16 channels: plain arrays, as its convolutions of 24 or 40
-// channels leave them, and blocks of 4. Sums are FP32, in the order of lanes.h.
+// channels leave them, blocks of 4, and for predictions all channels of a pixel side by side. Sums are FP32, in the
+// order of lanes.h.
 #ifndef MPGLUON_PLAIN_BATCH_NORM_H_
 #define MPGLUON_PLAIN_BATCH_NORM_H_
 
@@ -43,12 +44,30 @@ void write_channel(const Shape& shape, int64_t channel, const Y* before, Y* y, c
           [&](int64_t i) { put(y + i, widened(before[i]) + of(widened(x[i])...)); });
 }
 
+// Normalize with known means, pixel by pixel, where so many channels of one lie side by side.
+template <class X>
+void normalize_pixels(const Shape& shape, int64_t layout, const float* means, const float* scales,
+                      const float* shifts, const X* x, X* y) {
+  const int64_t blocks = shape.channels / layout;
+  in_parallel(shape.images * blocks * shape.pixels, [&](int64_t place) {
+    const int64_t first = place / shape.pixels % blocks * layout, at = place * layout;
+    const float *mean = means + first, *scale = scales + first, *shift = shifts + first;
+    for_row(0, layout,
+            [&](int64_t i) {
+              store(y + at + i, (load(x + at + i) - load(mean + i)) * load(scale + i) + load(shift + i));
+            },
+            [&](int64_t i) { put(y + at + i, (widened(x[at + i]) - mean[i]) * scale[i] + shift[i]); });
+  });
+}
+
 template <class X>
 void plain_forward(const Settings& settings, bool of_batch, const Arrays& in, const Arrays& out) {
-  const NDArray data = plain(in[kData]);
+  const int layout = of_batch ? 1 : std::max(1, layout_of(in[kData]));
+  const NDArray data = layout == 1 ? plain(in[kData]) : in[kData];
   const Shape shape = shape_of(data);
   const X* x = elements_of<const X>(data);
-  X* y = room_in<X>(out[kOut], 1);
+  X* y = room_in<X>(out[kOut], layout);
+  std::vector<float> scales(shape.channels);
   float *gammas = values(in[kGamma]), *betas = values(in[kBeta]);
   float *means = values(out[kMean]), *inverses = values(out[kInvStd]);
   const float *moving_mean = values(in[kMovingMean]), *moving_var = values(in[kMovingVar]);
@@ -62,10 +81,12 @@ void plain_forward(const Settings& settings, bool of_batch, const Arrays& in, co
     if (settings.fix_gamma) gammas[c] = 1;
     const float scale = gammas[c] / std::sqrt(variance + eps), shift = betas[c];
     const X* nothing = nullptr;
-    write_channel(shape, c, nothing, y, [=](auto x) { return (x - mean) * scale + shift; }, x);
-    means[c] = mean;
+    if (layout == 1)
+      write_channel(shape, c, nothing, y, [=](auto x) { return (x - mean) * scale + shift; }, x);
+    scales[c] = scale, means[c] = mean;
     inverses[c] = inverse_deviation(variance, settings.eps);
   });
+  if (layout > 1) normalize_pixels(shape, layout, means, scales.data(), betas, x, y);
 }
 
 // Statistics are those of the batch.

@@ -1,5 +1,7 @@
 """No operator of a training step in native bfloat16 runs in slow code, in any network of the zoo.
 
+Nor of a prediction, in a few networks for inference.
+
 Two checks: oneDNN's names for its slow implementations, and the time for an element. Slow code
 takes 10 to 500 times as long as it should, so that a wide limit finds it; times by the clock on a
 busy machine may be longer, and are then measured again.
@@ -7,14 +9,16 @@ busy machine may be longer, and are then measured again.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import NamedTuple, Optional
 
 from mpgluon_tools.commands import parser_of
 from mpgluon_tools.commands.bench import profile_of_process
-from mpgluon_tools.step_profile import Cost, StepProfile, is_slow_code
+from mpgluon_tools.step_profile import ENVIRONMENT, Cost, StepProfile, is_slow_code, read_profile
 
 import pytest
+from helpers import run_python
 from test_networks import NETWORKS, image_size
 
 BATCH = 8
@@ -27,6 +31,28 @@ SLOW = ("ref", "gemm:jit", "ncsp_bnorm")
 # Operators and primitives whose time follows their multiplications, not their elements: oneDNN's
 # names show their slow code. The time of all others is checked.
 PRODUCTS = ("Convolution", "FullyConnected", "convolution", "inner_product", "matmul")
+
+
+PREDICTING = ("densenet121", "googlenet", "mobilenetv2_1.0", "resnet18_v1", "resnext50_32x4d")
+PREDICTION = """
+import sys
+import mxnet as mx
+from mpgluon.deployment import inference_network
+from mpgluon_tools.step_profile import profile_process
+from recipes.training.networks import build_network
+
+name, size, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+def make_step():
+    net = build_network(name, classes=10, image_size=size, devices=[mx.cpu()])
+    images = mx.nd.random.normal(shape=(8, 3, size, size))
+    net(images)
+    net = inference_network(net, "bfloat16", fuse_for=images)
+    net(images).wait_to_read()
+    return lambda: net(images).wait_to_read()
+
+profile_process(make_step, steps=rounds)
+"""
 
 
 class Remaining(NamedTuple):
@@ -127,6 +153,25 @@ def test_a_training_step_in_bfloat16_runs_no_slow_code(name, monkeypatch):
 
     first = profile(ROUNDS[0])
     assert named_slow(first, name) == set()
+    attempts = (first if rounds == ROUNDS[0] else profile(rounds) for rounds in ROUNDS)
+    assert in_every(too_long(one, name) for one in attempts) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("native_bfloat16", "native_operators")
+@pytest.mark.parametrize("name", PREDICTING)
+def test_a_prediction_in_bfloat16_runs_no_slow_code(name):
+    environment = {**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+
+    def profile(rounds: int) -> StepProfile:
+        done = run_python(PREDICTION, name, image_size(name), rounds, env=environment)
+        assert done.returncode == 0, done.stderr
+        return read_profile(done.stdout)
+
+    first = profile(ROUNDS[0])
+    assert named_slow(first, name) == set()
+    assert "clip" not in first.operators  # MXNet's, on plain arrays
     attempts = (first if rounds == ROUNDS[0] else profile(rounds) for rounds in ROUNDS)
     assert in_every(too_long(one, name) for one in attempts) == set()
 

@@ -39,6 +39,14 @@ def by(operator, symbol):
     return graph.symbol()
 
 
+def times_one(symbol, channels, values):
+    """Return a convolution that multiplies by one; its weight is added to the values."""
+    name = f"w{len(values)}"
+    values[name] = np.eye(channels, dtype="float32").reshape(channels, channels, 1, 1)
+    options = {"kernel": (1, 1), "num_filter": channels, "no_bias": True}
+    return mx.sym.Convolution(symbol, as_bfloat16(mx.sym.var(name)), **options)
+
+
 def computed(symbol, values, gradient=None, *, grad_req="write", states=None, is_train=True):
     """Return results, gradients that are written or added to ones, and states afterwards."""
     arrays = {name: mx.nd.array(value) for name, value in values.items()}
@@ -77,9 +85,11 @@ def special_values(*shape):
         lambda x: mx.sym.clip(x, 0.5, -0.5),
         lambda x: mx.sym.Pad(x, mode="constant", pad_width=(0, 0, 0, 0, 1, 2, 0, 3)),
         lambda x: mx.sym.Pad(x, mode="constant", pad_width=(0,) * 8),
+        lambda x: x * (mx.sym.clip(x + 3.1, 0, 6) / 6),
+        lambda x: x * (x / -7),
     ],
 )
-def test_clip_and_pad_of_fp32_arrays_have_mxnets_bits(operator, channels, grad_req):
+def test_operators_on_fp32_arrays_have_mxnets_bits(operator, channels, grad_req):
     weights = np.random.RandomState(1).standard_normal((channels, channels, 3, 3))
     values = {"x": special_values(2, channels, 7, 9), "weight": weights.astype("float32")}
     hidden = mx.sym.Convolution(
@@ -253,13 +263,8 @@ def test_channels_of_bfloat16_arrays_are_joined_as_they_are(channels, grad_req, 
         for i, number in enumerate(channels)
     }
     parts = [as_bfloat16(mx.sym.var(name)) for name in values]
-    if in_blocks:  # as oneDNN's convolutions leave them; these multiply by one
-        for i, number in enumerate(channels):
-            one = np.eye(number, dtype="float32").reshape(number, number, 1, 1)
-            weight = as_bfloat16(mx.sym.var(f"w{i}"))
-            options = {"kernel": (1, 1), "num_filter": number, "no_bias": True}
-            parts[i] = mx.sym.Convolution(parts[i], weight, **options)
-            values[f"w{i}"] = one
+    if in_blocks:  # as oneDNN's convolutions leave them
+        parts = [times_one(part, number, values) for part, number in zip(parts, channels)]
     joined = by("_mpgluon_bfloat16_Concat", as_float32(mx.sym.Concat(*parts, dim=1)))
     gradient = round_to(
         random.standard_normal((2, sum(channels), 3, 5)).astype("float32"), BFLOAT16
@@ -271,6 +276,93 @@ def test_channels_of_bfloat16_arrays_are_joined_as_they_are(channels, grad_req, 
     for i, part in enumerate(np.split(gradient, ends, axis=1)):
         expected = part + 1 if grad_req == "add" else part
         np.testing.assert_array_equal(found[f"x{i}"], expected)
+
+
+# ---- With the channels of each pixel side by side, as convolutions for predictions leave them.
+
+
+def normalized_by_states(symbol, channels, values):
+    states = ("gamma", "beta", "moving_mean", "moving_var")
+    random = np.random.RandomState(1)
+    values |= {name: random.uniform(0.5, 2, channels).astype("float32") for name in states}
+    norm = mx.sym.BatchNorm(symbol, *map(mx.sym.var, states), use_global_stats=True)[0]
+    return by(f"{ANY_LAYOUT}BatchNorm", norm)
+
+
+def joined_with_plain(symbol, _, values):
+    values["other"] = round_to(special_values(2, 64, 5, 7), BFLOAT16)
+    values["other"][~np.isfinite(values["other"])] = 3
+    both = mx.sym.Concat(symbol, as_bfloat16(mx.sym.var("other")), dim=1)
+    return by("_mpgluon_bfloat16_Concat", both)
+
+
+def padded(symbol, *_):
+    pad_width = (0, 0, 0, 0, 1, 2, 0, 3)
+    return by(f"{ANY_LAYOUT}Pad", mx.sym.Pad(symbol, mode="constant", pad_width=pad_width))
+
+
+def clipped(symbol, *_):
+    return by(f"{ANY_LAYOUT}clip", mx.sym.clip(symbol, -0.5, 0.5))
+
+
+def hard_swish(symbol, *_):
+    x = as_float32(symbol)
+    return as_bfloat16(compute_in_any_layout(x * (mx.sym.clip(x + 3, 0, 6) / 6)))
+
+
+def cast_twice(symbol, *_):
+    there, back = (
+        kernels.function(f"_mpgluon_{one}_bfloat16_in_blocks", of_symbols=True)
+        for one in ("from", "to")
+    )
+    return back(there(symbol))
+
+
+OPERATORS = [normalized_by_states, clipped, hard_swish, cast_twice, joined_with_plain, padded]
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("channels", [1, 8, 16, 24, 64])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_the_bits_of_predictions_do_not_depend_on_the_layout(operator, channels):
+    x = np.random.RandomState(0).standard_normal((2, channels, 5, 7)).astype("float32")
+
+    def predicted(behind_convolution):
+        values = {"x": round_to(x, BFLOAT16)}
+        data = as_bfloat16(mx.sym.var("x"))
+        data = times_one(data, channels, values) if behind_convolution else data
+        result = as_float32(operator(data, channels, values))
+        return computed(result, values, is_train=False)["result"]
+
+    np.testing.assert_array_equal(predicted(True), predicted(False))
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_between_convolutions_for_predictions_nothing_is_turned_around():
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import mxnet as mx, numpy as np
+from kernels import test_any_layout as tests
+from mpgluon import kernels
+kernels.load()
+values, channels = {"x": np.ones((2, 64, 5, 7), "float32")}, 64
+result = tests.times_one(tests.as_bfloat16(mx.sym.var("x")), channels, values)
+for operator in tests.OPERATORS:
+    result = operator(result, channels, values)
+    channels += 64 * (operator is tests.joined_with_plain)
+    result = tests.times_one(result, channels, values)
+tests.computed(tests.as_float32(result), values, is_train=False)
+"""
+    environment = {**os.environ, "DNNL_VERBOSE": "1"}
+    done = run_python(code, Path(__file__).parents[1], env=environment)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("dnnl_verbose,exec")]
+    convolutions = [line for line in lines if ",convolution," in line]
+    assert len(convolutions) == 1 + len(OPERATORS)
+    assert all("src_bf16::blocked:acdb" in line for line in convolutions)
+    turned = [line for line in lines if "src_bf16::blocked:acdb:f0 dst_bf16::blocked:abcd" in line]
+    assert turned == []
 
 
 # ---- Images times a number for each channel.

@@ -256,12 +256,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_525,
+    "mpgluon": 18_544,
     "mpgluon_tools": 14_330,
     "recipes": 4_960,
     "study": 16_458,
     "scripts": 500,
-    "tests": 50_550,
+    "tests": 50_668,
 }
 LINES_LOADED = {"mpgluon": 7_790, "mpgluon.amp": 11_845}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -37,6 +37,7 @@ __all__ = ["compute_natively"]
 _NARROW, _WIDEN = "_mpgluon_to_bfloat16", "_mpgluon_from_bfloat16"
 _OPERATORS = {("float32", "bfloat16"): _NARROW, ("bfloat16", "float32"): _WIDEN}
 _GROUPED, _CONCAT = "_mpgluon_grouped_", "_mpgluon_bfloat16_Concat"
+_DENSE = "_mpgluon_bfloat16_FullyConnected"
 _NORM = f"{ANY_LAYOUT}BatchNorm"
 _IN_BLOCKS = "_in_blocks"
 _MOST_CHANNELS_OF_IMAGES = 3
@@ -198,10 +199,28 @@ def _compute_in_any_layout(node: Node, *, for_backend: bool) -> None:
     if node.operator == "Convolution" and options.get("num_group", 1) > 1:
         if not for_backend:  # which computes no gradients
             node.operator = f"{_GROUPED}Convolution"
+    elif node.operator == "FullyConnected" and not for_backend:
+        node.operator = _DENSE
     elif node.operator == "BatchNorm" and options.get("axis", 1) == 1:
         node.operator = _NORM
     elif node.operator == "broadcast_mul":
         node.operator = f"{ANY_LAYOUT}broadcast_mul"
+    elif _averages_all_pixels(node):
+        node.operator = f"{ANY_LAYOUT}Pooling"
+        node.attributes = {"global_pool": "True", "pool_type": "avg", "kernel": "(1, 1)"}
+
+
+def _averages_all_pixels(node: Node) -> bool:
+    options = node.options
+    if node.operator == "_contrib_AdaptiveAvgPooling2D":
+        return options.get("output_size", 1) in (1, (1,), (1, 1), ())
+    channels_first = options.get("layout") in (None, "None", "NCHW")
+    return (
+        node.operator == "Pooling"
+        and options.get("pool_type") == "avg"
+        and bool(options.get("global_pool"))
+        and channels_first
+    )
 
 
 def _hold_in_bfloat16(graph: Graph) -> None:

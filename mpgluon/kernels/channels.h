@@ -1,6 +1,6 @@
-// The product of images with a number for each of their channels, as squeeze-and-excitation has it: (N, C, H, W)
-// times (N, C, 1, 1), FP32, in the layout of the images. MXNet's gradient of the numbers takes one element
-// at a time. Sums are FP32, in the order of lanes.h.
+// A number for each channel of images, as squeeze-and-excitation has it: the average of the pixels, (N, C, 1, 1), and the
+// product of the images, (N, C, H, W), with such numbers; FP32, in the layout of the images. MXNet's gradient of the
+// numbers takes one element at a time, and its average too. Sums are FP32, in the order of lanes.h.
 #ifndef MPGLUON_CHANNELS_H_
 #define MPGLUON_CHANNELS_H_
 
@@ -19,80 +19,132 @@ inline bool is_known(const NDArray& images, const NDArray& numbers) {
   return all.Size() > 0 && few[0] == all[0] && few[1] == all[1] && few[2] == 1 && few[3] == 1;
 }
 
-// Call channel(start, numbers) for each channel of plain images, or block(start, numbers) for each block of 16: the
-// place of the first pixel and that of the number, or of the 16 numbers.
+// Call channel(start, at) for each channel of plain images, or block(start, at) for each block of channels: the place
+// of the first pixel and that of the number, or of the first number.
 template <class Channel, class Block>
 void for_each(const mxnet::TShape& shape, int layout, const Channel& channel, const Block& block) {
   const int64_t pixels = shape[2] * shape[3];
   in_parallel(shape[0] * shape[1] / layout, [&](int64_t i) {
-    if (layout == kLanes) block(i * kLanes * pixels, i * kLanes);
+    if (layout > 1) block(i * layout * pixels, i * layout);
     else channel(i * pixels, i);
   });
 }
 
-// Write the images times the numbers.
-inline void multiply(const NDArray& images, const float* numbers, int layout, float* y) {
-  const float* x = address(images);
-  const int64_t pixels = images.shape()[2] * images.shape()[3];
-  for_each(images.shape(), layout,
-           [=](int64_t start, int64_t at) {
-             const float number = numbers[at];
-             for (int64_t i = start; i < start + pixels; ++i) y[i] = x[i] * number;
+// Write of(number, x...) for every pixel.
+template <class Of, class... X>
+void write_pixels(const mxnet::TShape& shape, int layout, const float* numbers, float* y, const Of& of,
+                  const X*... x) {
+  const int64_t pixels = shape[2] * shape[3];
+  const auto write = [&](int64_t first, int64_t count, const auto& sixteen, const auto& one) {
+    for_row(0, count, [&](int64_t i) { store(y + first + i, of(sixteen(i), load(x + first + i)...)); },
+            [&](int64_t i) { y[first + i] = of(one(i), x[first + i]...); });
+  };
+  for_each(shape, layout,
+           [&](int64_t start, int64_t at) {
+             const Lanes sixteen = lanes_of(numbers[at]);
+             write(start, pixels, [&](int64_t) { return sixteen; }, [&](int64_t) { return numbers[at]; });
            },
-           [=](int64_t start, int64_t at) {
-             const Lanes sixteen = load(numbers + at);
-             for (int64_t i = start; i < start + pixels * kLanes; i += kLanes)
-               store(y + i, load(x + i) * sixteen);
+           [&](int64_t start, int64_t at) {
+             for (int64_t pixel = 0; pixel < pixels; ++pixel)
+               write(start + pixel * layout, layout, [&](int64_t i) { return load(numbers + at + i); },
+                     [&](int64_t i) { return numbers[at + i]; });
            });
 }
 
-// Write, for each channel, the sum of the products of two arrays of images.
-inline void sum_products(const NDArray& images, const NDArray& others, int layout, float* sums) {
-  const float *x = address(images), *y = address(others);
-  const int64_t pixels = images.shape()[2] * images.shape()[3];
-  for_each(images.shape(), layout,
-           [=](int64_t start, int64_t at) {
+// Write, for each channel, the sum of of(x...) over its pixels.
+template <class Of, class... X>
+void sum_pixels(const mxnet::TShape& shape, int layout, float* sums, const Of& of, const X*... x) {
+  const int64_t pixels = shape[2] * shape[3];
+  for_each(shape, layout,
+           [&](int64_t start, int64_t at) {
              Lanes sixteen{};
              float rest = 0;
-             for_row(start, start + pixels, [&](int64_t i) { sixteen += load(x + i) * load(y + i); },
-                     [&](int64_t i) { rest += x[i] * y[i]; });
+             for_row(start, start + pixels, [&](int64_t i) { sixteen += of(load(x + i)...); },
+                     [&](int64_t i) { rest += of(x[i]...); });
              sums[at] = total(sixteen) + rest;
            },
-           [=](int64_t start, int64_t at) {
-             Lanes sixteen{};
-             for (int64_t i = start; i < start + pixels * kLanes; i += kLanes)
-               sixteen += load(x + i) * load(y + i);
-             store(sums + at, sixteen);
+           [&](int64_t start, int64_t at) {
+             const int64_t end = start + pixels * layout;
+             for_row(0, layout,
+                     [&](int64_t c) {
+                       Lanes sixteen{};
+                       for (int64_t i = start + c; i < end; i += layout) sixteen += of(load(x + i)...);
+                       store(sums + at + c, sixteen);
+                     },
+                     [&](int64_t c) {
+                       float sum = 0;
+                       for (int64_t i = start + c; i < end; i += layout) sum += of(x[i]...);
+                       sums[at + c] = sum;
+                     });
            });
 }
+
+const auto product = [](auto x, auto y) { return x * y; };
 
 inline void forward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
                     const Arrays& in, const Requests& req, const Arrays& out) {
   if (!is_known(in[kImages], in[kNumbers])) return call(op, attrs, ctx, in, req, out);
-  const int layout = layout_of(in[kImages]) == kLanes ? kLanes : 1;
-  const NDArray images = layout == kLanes ? in[kImages] : plain(in[kImages]);
-  const NDArray numbers = plain(in[kNumbers]);
-  write_in<float>(layout, req[0], out[0],
-                            [&](float* y) { multiply(images, address(numbers), layout, y); });
+  const int layout = std::max(1, layout_of(in[kImages]));
+  const NDArray images = in_layout<float>(in[kImages], layout), numbers = plain(in[kNumbers]);
+  write_in<float>(layout, req[0], out[0], [&](float* y) {
+    write_pixels(images.shape(), layout, address(numbers), y, product, address(images));
+  });
 }
 
 inline void backward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
                      const Arrays& in, const Requests& req, const Arrays& out) {
   if (!is_known(in[kOfImages], in[kOfNumbers])) return call(op, attrs, ctx, in, req, out);
-  const bool in_blocks = layout_of(in[kOutGrad]) == kLanes && layout_of(in[kOfImages]) == kLanes;
-  const int layout = in_blocks ? kLanes : 1;
-  const NDArray gradient = in_blocks ? in[kOutGrad] : plain(in[kOutGrad]);
-  const NDArray images = in_blocks ? in[kOfImages] : plain(in[kOfImages]);
-  const NDArray numbers = plain(in[kOfNumbers]);
+  const int layout_of_gradient = layout_of(in[kOutGrad]);
+  const int layout = layout_of_gradient == layout_of(in[kOfImages]) ? std::max(1, layout_of_gradient) : 1;
+  const NDArray gradient = in_layout<float>(in[kOutGrad], layout);
+  const NDArray images = in_layout<float>(in[kOfImages], layout), numbers = plain(in[kOfNumbers]);
+  const auto& shape = images.shape();
   // The sums first: the other result may take the place of an operand.
-  write_in<float>(1, req[kNumbers], out[kNumbers],
-                            [&](float* sums) { sum_products(gradient, images, layout, sums); });
-  write_in<float>(layout, req[kImages], out[kImages],
-                            [&](float* dx) { multiply(gradient, address(numbers), layout, dx); });
+  write_in<float>(1, req[kNumbers], out[kNumbers], [&](float* sums) {
+    sum_pixels(shape, layout, sums, product, address(gradient), address(images));
+  });
+  write_in<float>(layout, req[kImages], out[kImages], [&](float* dx) {
+    write_pixels(shape, layout, address(numbers), dx, product, address(gradient));
+  });
+}
+
+// ---- The average. The graph has such nodes only for averages of all pixels.
+
+inline bool is_known(const NDArray& images) {
+  return images.dtype() == mshadow::kFloat32 && images.shape().ndim() == 4 && images.shape().Size() > 0;
+}
+
+inline void average(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                    const Arrays& in, const Requests& req, const Arrays& out) {
+  if (!is_known(in[0])) return call(op, attrs, ctx, in, req, out);
+  const int layout = std::max(1, layout_of(in[0]));
+  const NDArray images = in_layout<float>(in[0], layout);
+  const auto& shape = images.shape();
+  const float count = shape[2] * shape[3];
+  write_in<float>(1, req[0], out[0], [&](float* means) {
+    sum_pixels(shape, layout, means, [](auto x) { return x; }, address(images));
+    for (int64_t i = 0; i < shape[0] * shape[1]; ++i) means[i] /= count;
+  });
+}
+
+// The gradient has the layout of the images, as others that it is added to.
+inline void average_backward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                             const Arrays& in, const Requests& req, const Arrays& out) {
+  if (!is_known(in[1])) return call(op, attrs, ctx, in, req, out);
+  const auto& shape = in[1].shape();
+  const NDArray gradient = plain(in[0]);
+  const float count = shape[2] * shape[3];
+  std::vector<float> numbers(address(gradient), address(gradient) + shape[0] * shape[1]);
+  for (float& number : numbers) number /= count;
+  const int layout = std::max(1, layout_of(in[1]));
+  write_in<float>(layout, req[0], out[0], [&](float* dx) {
+    write_pixels(shape, layout, numbers.data(), dx, [](auto number) { return number; });
+  });
 }
 
 inline void register_channels() {
   in_places_of("broadcast_mul", "_mpgluon_any_layout_", forward, backward);
+  in_places_of("Pooling", "_mpgluon_any_layout_", average, average_backward);
 }
 
 }  // namespace channels

@@ -11,6 +11,7 @@
 #include "codes.h"
 #include "common.h"
 #include "concat.h"
+#include "dense.h"
 #include "elementwise.h"
 #include "grouped.h"
 #include "modes.h"
@@ -213,6 +214,7 @@ void register_common() {
   channels::register_channels();
   concatenation::register_concat();
   clipping::register_clip();
+  dense_layer::register_dense();
   elementwise_operators::register_elementwise();
   padding::register_pad();
   grouped::register_grouped();

@@ -247,6 +247,28 @@ def test_only_values_that_are_rounded_in_any_case_are_held_in_bfloat16(monkeypat
     assert operators.count("_mpgluon_from_bfloat16_in_blocks") == 2
 
 
+@pytest.mark.parametrize(
+    ("average", "is_own"),
+    [
+        (lambda x: mx.sym.contrib.AdaptiveAvgPooling2D(x), True),
+        (lambda x: mx.sym.contrib.AdaptiveAvgPooling2D(x, output_size=1), True),
+        (lambda x: mx.sym.contrib.AdaptiveAvgPooling2D(x, output_size=(1, 1)), True),
+        (lambda x: mx.sym.Pooling(x, kernel=(9, 9), global_pool=True, pool_type="avg"), True),
+        (lambda x: mx.sym.contrib.AdaptiveAvgPooling2D(x, output_size=2), False),
+        (lambda x: mx.sym.contrib.AdaptiveAvgPooling2D(x, output_size=(1, 2)), False),
+        (lambda x: mx.sym.Pooling(x, kernel=(2, 2), pool_type="avg"), False),
+        (lambda x: mx.sym.Pooling(x, kernel=(1, 1), global_pool=True), False),
+    ],
+)
+def test_averages_of_all_pixels_are_native_and_no_others(average, is_own):
+    symbol = average(mark(mx.sym.var("x"), "float32"))
+    rewritten = compute_natively(symbol, {"x": "float32"}, shapes={})
+    assert ("_mpgluon_any_layout_Pooling" in operators_in(rewritten)) == is_own
+    x = mx.nd.random.normal(shape=(2, 8, 4, 6))
+    found, expected = (mx.nd.CachedOp(one)(x).asnumpy() for one in (rewritten, symbol))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
 class Blocked(nn.HybridSequential):
     """A convolution's sum, and operators on its result from which no gradient arrives."""
 

@@ -310,6 +310,13 @@ def hard_swish(symbol, *_):
     return as_bfloat16(compute_in_any_layout(x * (mx.sym.clip(x + 3, 0, 6) / 6)))
 
 
+def scaled_by_averages(symbol, *_):
+    x = as_float32(symbol)
+    means = mx.sym.Pooling(x, global_pool=True, pool_type="avg", kernel=(1, 1))
+    product = by(f"{ANY_LAYOUT}broadcast_mul", mx.sym.broadcast_mul(x, means))
+    return as_bfloat16(by(f"{ANY_LAYOUT}Pooling", product))
+
+
 def cast_twice(symbol, *_):
     there, back = (
         kernels.function(f"_mpgluon_{one}_bfloat16_in_blocks", of_symbols=True)
@@ -318,17 +325,26 @@ def cast_twice(symbol, *_):
     return back(there(symbol))
 
 
-OPERATORS = [normalized_by_states, clipped, hard_swish, cast_twice, joined_with_plain, padded]
+OPERATORS = [
+    normalized_by_states,
+    clipped,
+    hard_swish,
+    scaled_by_averages,
+    cast_twice,
+    joined_with_plain,
+    padded,
+]
 
 
 @pytest.mark.usefixtures("native_bfloat16")
 @pytest.mark.parametrize("channels", [1, 8, 16, 24, 64])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_bits_of_predictions_do_not_depend_on_the_layout(operator, channels):
-    x = np.random.RandomState(0).standard_normal((2, channels, 5, 7)).astype("float32")
+    # Whole numbers, whose sums are the same in any order.
+    x = np.random.RandomState(0).randint(-9, 9, (2, channels, 5, 7)).astype("float32")
 
     def predicted(behind_convolution):
-        values = {"x": round_to(x, BFLOAT16)}
+        values = {"x": x}
         data = as_bfloat16(mx.sym.var("x"))
         data = times_one(data, channels, values) if behind_convolution else data
         result = as_float32(operator(data, channels, values))
@@ -404,6 +420,31 @@ def test_images_times_numbers_have_mxnets_bits_and_gradients_within_their_sums(
     np.testing.assert_allclose(found["numbers"], expected["numbers"], rtol=0, atol=error)
 
 
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize("shape", [(2, 32, 5, 7), (3, 5, 6, 6), (2, 16, 1, 1)])
+def test_the_average_of_all_pixels_and_its_gradient_are_those_of_float64(
+    shape, in_blocks, grad_req
+):
+    random = np.random.RandomState(0)
+    x = random.standard_normal(shape).astype("float32") + np.float32(1)
+    values, data = {"x": x}, mx.sym.var("x")
+    if in_blocks:
+        one = np.eye(shape[1], dtype="float32").reshape(shape[1], shape[1], 1, 1)
+        values["weight"], options = one, {"kernel": (1, 1), "num_filter": shape[1], "no_bias": True}
+        data = mx.sym.Convolution(data, mx.sym.var("weight"), **options)
+    pooled = mx.sym.Pooling(data, global_pool=True, pool_type="avg", kernel=(1, 1))
+    gradient = random.standard_normal((*shape[:2], 1, 1)).astype("float32")
+    found = computed(by(f"{ANY_LAYOUT}Pooling", pooled), values, gradient, grad_req=grad_req)
+    pixels = shape[2] * shape[3]
+    expected = x.astype("float64").mean((2, 3), keepdims=True)
+    bound = (pixels + 1) * EPSILON["float32"] * np.abs(x).mean((2, 3), keepdims=True)
+    assert (np.abs(found["result"] - expected) <= bound).all()
+    share = np.broadcast_to(gradient / np.float32(pixels), shape)
+    added = share + np.float32(1) if grad_req == "add" else share
+    np.testing.assert_array_equal(found["x"], added)
+
+
 # ---- Gradients of the weights of groups.
 
 
@@ -473,6 +514,62 @@ def test_gradients_of_groups_are_those_of_fp32_rounded_once(shape, size, group, 
         np.testing.assert_allclose(found[name], array, rtol=rounding, atol=near_zero)
 
 
+# ---- Gradients of dense layers.
+
+
+def dense_gradient(shape, outputs, *, grad_req="write", **options):
+    """Return a dense layer's arrays in bfloat16, and the values that they were computed from."""
+    random = np.random.RandomState(outputs)
+    inputs = shape[-1] if options.get("flatten") is False else int(np.prod(shape[1:]))
+    values = {"x": shape, "weight": (outputs, inputs), "bias": (outputs,)}
+    if options.get("no_bias"):
+        del values["bias"]
+    values = {
+        name: round_to(random.standard_normal(size).astype("float32"), BFLOAT16)
+        for name, size in values.items()
+    }
+    operands = [as_bfloat16(mx.sym.var(name)) for name in values]
+    made = mx.sym.FullyConnected(*operands, num_hidden=outputs, **options)
+    symbol = by("_mpgluon_bfloat16_FullyConnected", as_float32(made))
+    _, (size,), _ = symbol.infer_shape(x=shape)
+    gradient = round_to(random.standard_normal(size).astype("float32"), BFLOAT16)
+    return computed(symbol, values, gradient, grad_req=grad_req), values, gradient
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize(
+    ("shape", "outputs", "options"),
+    [
+        ((8, 40), 12, {}),
+        ((64, 16), 5, {"no_bias": True}),
+        ((65, 16), 5, {}),  # MXNet's operator computes this one
+        ((1, 3), 1, {}),
+        ((3, 4, 5, 2), 9, {}),
+        ((2, 7, 19), 6, {"flatten": False}),
+    ],
+    ids=str,
+)
+def test_gradients_of_dense_layers_are_fp32_sums_rounded_once(shape, outputs, options, grad_req):
+    found, values, gradient = dense_gradient(shape, outputs, grad_req=grad_req, **options)
+    weight = values["weight"].astype("float64")
+    x, dy = (array.astype("float64") for array in (values["x"], gradient))
+    rows = x.reshape(-1, weight.shape[1]), dy.reshape(-1, outputs)
+    expected = {"x": (rows[1] @ weight).reshape(shape), "weight": rows[1].T @ rows[0]}
+    magnitudes = {
+        "x": (abs(rows[1]) @ abs(weight)).reshape(shape),
+        "weight": abs(rows[1]).T @ abs(rows[0]),
+    }
+    if "bias" in values:
+        expected["bias"], magnitudes["bias"] = rows[1].sum(0), abs(rows[1]).sum(0)
+    added = float(grad_req == "add")
+    for name, array in expected.items():
+        # Each number is rounded to bfloat16 once, and before where MXNet adds it to another.
+        sums = EPSILON["bfloat16"] * (abs(array) + 2 * added + abs(array + added))
+        terms = (len(rows[0]) + outputs) * EPSILON["float32"] * magnitudes[name]
+        assert (abs(found[name] - (array + added)) <= sums + terms).all(), name
+
+
 @pytest.mark.usefixtures("native_bfloat16")
 def test_the_bits_do_not_depend_on_the_number_of_threads():
     code = """
@@ -488,6 +585,7 @@ x, gradient = random.standard_normal((2, 5, 24, 9, 9)).astype("float32")
 ones = np.ones(24, "float32")
 values = {"x": x, "gamma": ones, "beta": ones, "moving_mean": ones, "moving_var": ones}
 more = tests.batch_norm("bfloat16", values, gradient, fix_gamma=False)
+more |= {f"dense {name}": one for name, one in tests.dense_gradient((9, 40), 13)[0].items()}
 for name, array in sorted({"weight": found["weight"], **more}.items()):
     print(name, hashlib.sha256(array.tobytes()).hexdigest())
 """

@@ -47,8 +47,8 @@ def prepare(
             trainer.step(batch_size)
 
     The loop is the same for every ``dtype``. With ``"float32"`` nothing is cast or skipped, the
-    loss scale is 1, all functions of :mod:`mpgluon.amp` can be called, and the weights have the
-    bits of a loop in plain Gluon.
+    loss scale is 1, all functions of :mod:`mpgluon.amp` can be called, and results, gradients and
+    weights have the bits of a loop in plain Gluon.
 
     Parameters
     ----------
@@ -80,6 +80,14 @@ def prepare(
     TypeError, ValueError, PrecisionError, TrainerStateError
         As ``cast_block``, ``gluon.Trainer`` and ``amp.init_trainer`` do; the network is then in
         FP32 as before.
+
+    Notes
+    -----
+    In FP32 the blocks of ``net`` that are hybridized, now or later, have own operators in their
+    graphs on a CPU: for ``clip`` (ReLU6) and ``Pad`` between convolutions and BatchNorms, where all
+    bits stay. Others take another layout of their input for another order of sums. Only the
+    instances of the blocks have it: copies of them, and the files of ``net.export``, are MXNet's
+    own, and :func:`mpgluon.restore` takes it off.
     """
     policy = as_policy(dtype)
     require_values(net, with_shapes=False)
@@ -98,6 +106,10 @@ def prepare(
         trainer = gluon.Trainer(params, optimizer, optimizer_params, **options)
         init_trainer(trainer, scale, update_rounding=update_rounding)
         stack.pop_all()
+    if policy.compute_dtype == "float32":
+        from mpgluon.cast.plain_graph import use_own_operators  # for networks in FP32
+
+        use_own_operators(net)
     return trainer
 
 

@@ -221,6 +221,7 @@ def apply_policy(
         give_memory_back()
     for entry in plan.blocks:
         block = entry.block
+        _remove_own_operators(block)
         _clear_traced_graph(block)
         if block in graphs:
             graphs[block].attach()
@@ -237,9 +238,9 @@ def restore(net: gluon.Block) -> None:
 
     Parameters get their FP32 values back, bit for bit: from before the cast or, after training,
     from the optimizer's master weights. Elements that were written otherwise since
-    then are widened. A network that was never cast is left as it is. A Trainer made for the
-    cast network holds state for float16 parameters: make a new one. ``net.cast("float32")`` does
-    the same.
+    then are widened. A network that was never cast is left as it is, but for the own operators
+    that :func:`mpgluon.prepare` gave its graph. A Trainer made for the cast network holds state for
+    float16 parameters: make a new one. ``net.cast("float32")`` does the same.
 
     Parameters
     ----------
@@ -258,6 +259,8 @@ def restore(net: gluon.Block) -> None:
     forwards = [forward for forward in map(forward_of, blocks) if forward is not None]
     parameters = list(net.collect_params().values())
     unguard([*blocks, *parameters])
+    for block in blocks:
+        _remove_own_operators(block)
     for parameter in parameters:
         release(parameter)
         fp32.restore(parameter)
@@ -351,6 +354,12 @@ def _leave_inference_layout(parameter: gluon.Parameter) -> None:
             # Reading the address puts the values in order. All operators that use them must have
             # ended: else MXNet allocates them a second time, or changes their layout in between.
             check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
+
+
+def _remove_own_operators(block: gluon.Block) -> None:
+    """Undo what ``prepare`` has done to a block that it left in FP32."""
+    if "mpgluon_graph" in vars(block):
+        block.mpgluon_graph.detach()
 
 
 def _clear_traced_graph(block: gluon.Block) -> None:

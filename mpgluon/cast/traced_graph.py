@@ -31,12 +31,12 @@ from mxnet import gluon
 from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
-__all__ = ["ForwardMethod", "TracedGraph"]
+__all__ = ["TRACING", "ForwardMethod", "TracedGraph", "compile_graph"]
 
 
 # Gluon's name scopes, a block's graph and MXNet's CachedOp are not thread-safe. A call only queues
 # its operators, so the lock is held briefly.
-_TRACING = RLock()
+TRACING = RLock()
 
 
 class ForwardMethod(Protocol):
@@ -100,7 +100,7 @@ class TracedGraph:
             with at_layer(network_cast.layers.slot_of(self._block)):
                 args = convert_arrays(as_nd(args), narrow_again)
                 args = as_np(args) if network_cast.in_numpy else args
-                with _TRACING, ungoverned():
+                with TRACING, ungoverned():
                     output_formats = self._prepare(args)
                     result = as_nd(type(self._block)._call_cached_op(self._block, *args))
                 # Its outputs are new objects, which may change their class.
@@ -151,7 +151,7 @@ class TracedGraph:
 
     def _build(self, args: tuple[Any, ...]) -> None:
         """Build the block's own graph; on a CPU a faster one with the same bits that keeps NaN."""
-        from mpgluon.graph.any_layout import compute_in_any_layout  # for hybridized networks
+        from mpgluon.graph.any_layout import compute_between_convolutions  # for hybridized networks
 
         block, device_type = self._block, arrays_in(args)[0].ctx.device_type
         on_cpu = device_type == "cpu"
@@ -183,21 +183,18 @@ class TracedGraph:
                 # With static_shape, operators behind a loop, such as casts, read other values.
                 block._flags = [flag for flag in flags if flag[0] != "static_shape"]
             # A backend fuses operators that it knows by name, as oneDNN a ReLU into a convolution.
-            for_backend = block._backend is not None
-            if not for_backend:
+            if not block._backend:
                 graph = keep_nan_in(graph, device_type)
-            if on_cpu and kernels.available():
-                graph = compute_in_any_layout(graph, for_backend=for_backend)
+                if on_cpu:
+                    graph = compute_between_convolutions(graph)
             if dict(block._flags).get("static_alloc"):
                 graph = _without_variables_as_addends(graph)
             return data, graph.as_np_ndarray() if in_numpy else graph
 
         flags = block._flags
-        block._get_graph = rewritten  # while Gluon compiles the graph
         try:
-            type(block)._build_cache(block, *args)
+            compile_graph(block, rewritten, args)
         finally:
-            del block._get_graph
             block._flags = flags
 
     def _rewrite_for(
@@ -226,6 +223,19 @@ class TracedGraph:
                 for_backend=self._block._backend is not None,
             )
         return None
+
+
+def compile_graph(
+    block: gluon.HybridBlock,
+    get_graph: Callable[..., tuple[list[Symbol], Symbol]],
+    args: tuple[Any, ...],
+) -> None:
+    """Make Gluon compile the graph of a block that a function returns."""
+    block._get_graph = get_graph
+    try:
+        type(block)._build_cache(block, *args)
+    finally:
+        del block._get_graph
 
 
 def _without_inputs_as_results(graph: Symbol) -> Symbol:

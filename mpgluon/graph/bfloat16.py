@@ -25,7 +25,7 @@ from typing import Any, Optional
 
 from mpgluon import kernels
 from mpgluon.formats.float_format import BFLOAT16
-from mpgluon.graph.any_layout import ANY_LAYOUT, pads_images_with_zeros
+from mpgluon.graph.any_layout import ANY_LAYOUT, compute_in_any_layout, pads_images_with_zeros
 from mpgluon.graph.nodes import ADDED_IN_PLACE, Entry, Graph, Node
 from mpgluon.kernels.dtypes import CAST_NUMBER
 
@@ -99,7 +99,7 @@ def compute_natively(
     for node in graph.nodes:
         if node.operator in (_NARROW, _WIDEN) and _may_keep_blocks(graph, node.inputs[0]):
             node.operator += _IN_BLOCKS
-    return graph.symbol()
+    return compute_in_any_layout(graph.symbol(), for_backend=for_backend)
 
 
 def _is_behind_identity(node: Node) -> bool:

@@ -111,9 +111,10 @@ def load() -> bool:
 
     The first call on a machine compiles them, which takes up to a minute; later calls in the same
     process return the same answer. :func:`mpgluon.cast_block` and ``amp.autocast`` call this for a
-    network on a CPU. Where there is no library, a warning says why, once on a machine.
-    ``MPGLUON_NATIVE`` in the environment may switch the operators off (``0``) or name the level of
-    processors that they are compiled for (``x86-64-v3``).
+    network on a CPU, and a network that :func:`mpgluon.prepare` left in FP32 does when it is first
+    called, if it has operators to replace. Where there is no library, a warning says why, once on
+    a machine. ``MPGLUON_NATIVE`` in the environment may switch the operators off (``0``) or name
+    the level of processors that they are compiled for (``x86-64-v3``).
     """
     from mpgluon.kernels.library import build  # with the compiler: for a network on a CPU
 
@@ -145,6 +146,7 @@ def load_library(path: str) -> None:
         If it cannot be loaded.
     """
     library = ctypes.CDLL(path)
+    mx.nd.waitall()  # as before any change of MXNet's tables of operators
     library.mpgluon_register()
     _loaded.append(library)
     operator("narrow", FLOAT16)

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from mpgluon import kernels
 from mpgluon.formats.float_format import BFLOAT16, round_to
-from mpgluon.graph.any_layout import ANY_LAYOUT, compute_in_any_layout
+from mpgluon.graph.any_layout import (
+    ANY_LAYOUT,
+    compute_between_convolutions,
+    compute_in_any_layout,
+)
 from mpgluon.graph.nodes import Graph
 
 import mxnet as mx
@@ -120,6 +124,75 @@ def test_operators_on_fp32_arrays_have_mxnets_bits(operator, channels, grad_req)
 def test_other_ways_to_pad_are_mxnets(options):
     padded = mx.sym.Pad(mx.sym.var("x"), **{"pad_width": (0, 0, 0, 0, 1, 1, 1, 1), **options})
     assert ANY_LAYOUT not in compute_in_any_layout(padded).tojson()
+
+
+def convolution(x, channels=16):
+    options = {"kernel": (3, 3), "pad": (1, 1), "num_filter": channels, "no_bias": True}
+    return mx.sym.Convolution(x, **options)
+
+
+def relu6(x):
+    return mx.sym.clip(x, 0, 6)
+
+
+def pad(x):
+    return mx.sym.Pad(x, mode="constant", pad_width=(0, 0, 0, 0, 1, 2, 1, 2))
+
+
+def norm(x):
+    return mx.sym.BatchNorm(x, fix_gamma=False)
+
+
+def pool(x, kind):
+    return mx.sym.Pooling(x, pool_type=kind, kernel=(3, 3), stride=(2, 2))
+
+
+def used_twice(x):
+    return convolution(relu6(x)) * x
+
+
+def two_users(x):
+    return mx.sym.sum(convolution(x)) + mx.sym.sum(convolution(pad(x)))
+
+
+def as_weight(x, weight):
+    return mx.sym.Convolution(x, weight, kernel=(3, 3), num_filter=8, no_bias=True)
+
+
+# A graph of an image, and how many own operators leave all bits as they are.
+GRAPHS = {
+    "between convolutions": (lambda x: convolution(relu6(convolution(x))), 1),
+    "behind BatchNorm": (lambda x: convolution(pad(relu6(norm(convolution(x))))), 2),
+    "before two convolutions": (lambda x: two_users(relu6(convolution(x))), 2),
+    "Pad between convolutions": (lambda x: convolution(pad(convolution(x))), 1),
+    "before BatchNorm": (lambda x: convolution(norm(relu6(convolution(x)))), 0),
+    "before ReLU": (lambda x: norm(mx.sym.relu(relu6(convolution(x)))), 0),
+    "before a product, too": (lambda x: used_twice(relu6(convolution(x))), 0),
+    "before maxima": (lambda x: pool(relu6(convolution(x)), "max"), 0),
+    "before means": (lambda x: pool(relu6(convolution(x)), "avg"), 0),
+    "as a result": (lambda x: relu6(convolution(x)), 0),
+    "of an input": (lambda x: convolution(relu6(x)), 0),
+    "of a value that is used again": (lambda x: used_twice(norm(convolution(x))), 0),
+    "of a weight": (lambda x: as_weight(x, relu6(mx.sym.var("weight"))), 0),
+    "Pad of BatchNorm": (lambda x: convolution(pad(norm(x))), 0),
+}
+
+
+@pytest.mark.parametrize("channels", [3, 12, 16, 24])
+@pytest.mark.parametrize("name", GRAPHS)
+def test_between_convolutions_an_operator_is_replaced_if_no_other_sees_its_layout(name, channels):
+    make, replaced = GRAPHS[name]
+    symbol = make(mx.sym.var("x"))
+    rewritten = compute_between_convolutions(symbol)
+    assert rewritten.tojson().count(f'"op": "{ANY_LAYOUT}') == replaced
+    shapes, (result,), states = symbol.infer_shape(x=(2, channels, 15, 13))
+    values = {n: special_values(*s) for n, s in zip(symbol.list_arguments(), shapes)}
+    values["x"] = np.random.RandomState(1).standard_normal(values["x"].shape).astype("float32")
+    moving = {n: np.ones(s) for n, s in zip(symbol.list_auxiliary_states(), states)}
+    gradient = np.random.RandomState(2).standard_normal(result)
+    for grad_req in ("write", "add"):
+        options = {"gradient": gradient, "states": moving, "grad_req": grad_req}
+        assert_same_bits(*(computed(one, values, **options) for one in (rewritten, symbol)))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])

@@ -1,4 +1,4 @@
-"""``mpgluon bench``: a table of a training step in three formats, its conditions, and profiles."""
+"""``mpgluon bench``: a table of a training step in each format, its conditions, and profiles."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from mpgluon_tools.timing import interleave
 
 import pytest
 
-FORMATS = ["float32", "float16, cast", "bfloat16, autocast"]
+FORMATS = ["float32", "float32, prepared", "float16, cast", "bfloat16, autocast"]
 
 
 def rows_of(output: str) -> dict[str, list[str]]:
     _, _, heading, *lines = output.splitlines()
     assert heading.split()[-2:] == ["peak", "MiB"]
-    return {name: line[len(name) :].split() for name in FORMATS for line in lines if name in line}
+    return {
+        name: line[len(name) :].split()
+        for name in FORMATS
+        for line in lines
+        if line.startswith(f"{name}  ")
+    }
 
 
 @pytest.mark.parametrize(
@@ -95,6 +100,20 @@ def net():
 """
 
 
+CLIPPED = """
+import mxnet as mx
+from mxnet.gluon import nn
+
+
+def net():
+    made = nn.HybridSequential()
+    made.add(nn.Conv2D(16, 3), nn.BatchNorm(), nn.HybridLambda(lambda F, x: F.clip(x, 0, 6)))
+    made.add(nn.Conv2D(16, 3), nn.Dense(3))
+    made.initialize(mx.init.Xavier())
+    return made
+"""
+
+
 @pytest.mark.multiprocess
 def test_a_profile_has_the_operators_and_primitives_of_each_format(printed, folder):
     shapes = ("--image-size=8", "--batch-size=2", "--rounds=3")
@@ -114,6 +133,18 @@ def test_a_profile_has_the_operators_and_primitives_of_each_format(printed, fold
         assert re.search(r"^add_n +1 .* 288 ", operators, re.MULTILINE)
         assert re.search(r"^convolution .*", primitives, re.MULTILINE)
     assert not list(folder.glob("*.json"))  # of MXNet's profiler
+
+
+@pytest.mark.multiprocess
+@pytest.mark.usefixtures("native_operators")
+def test_float32_is_plain_mxnet_and_prepared_has_own_operators(printed, folder):
+    (folder / "clipped.py").write_text(CLIPPED)
+    formats = ("--dtype=float32", "--dtype=prepared")
+    output = printed("bench", "clipped:net", "--profile", "--image-size=8", "--rounds=1", *formats)
+    plain, prepared = output.split("a training step, float32, prepared")
+    assert "_mpgluon" not in plain
+    assert re.search(r"^clip ", plain, re.MULTILINE)
+    assert re.search(r"^_mpgluon_any_layout_clip ", prepared, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,11 @@ def prepare(
 
     Notes
     -----
-    In FP32 the blocks of ``net`` that are hybridized, now or later, have own operators in their
-    graphs on a CPU: for ``clip`` (ReLU6) and ``Pad`` between convolutions and BatchNorms, where all
-    bits stay. Others take another layout of their input for another order of sums. Only the
-    instances of the blocks have it: copies of them, and the files of ``net.export``, are MXNet's
-    own, and :func:`mpgluon.restore` takes it off.
+    In FP32, blocks of ``net`` that are hybridized, before or later, compute with own operators on a
+    CPU: a ``clip`` (ReLU6) behind a Convolution or BatchNorm, and a ``Pad`` with zeros behind that
+    or a Convolution, if only convolutions follow. Elsewhere the layout of their results would
+    change the order of other operators' sums. The first call may compile them, as a cast does.
+    Files of ``net.export`` and copies have MXNet's, to which :func:`mpgluon.restore` returns.
     """
     policy = as_policy(dtype)
     require_values(net, with_shapes=False)

@@ -257,12 +257,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_544,
-    "mpgluon_tools": 14_330,
+    "mpgluon": 18_706,
+    "mpgluon_tools": 14_344,
     "recipes": 4_960,
     "study": 16_458,
     "scripts": 500,
-    "tests": 50_668,
+    "tests": 51_113,
 }
 LINES_LOADED = {"mpgluon": 7_812, "mpgluon.amp": 11_864}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

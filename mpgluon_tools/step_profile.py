@@ -17,6 +17,7 @@ from math import prod
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from mpgluon.graph.nodes import Graph
+from mpgluon.kernels.dtypes import dtype_name
 from mpgluon_tools.tables import Table
 
 import mxnet as mx
@@ -184,7 +185,11 @@ def _sizes_of(calls: Iterable[tuple[Symbol, tuple[mx.nd.NDArray, ...]]]) -> dict
     trained: dict[int, int] = {}
     for symbol, arrays in calls:
         graph, names = Graph.read(symbol.as_nd_ndarray()), symbol.list_inputs()
-        graph.infer({}, {name: array.shape for name, array in zip(names, arrays)})
+        known = dict(zip(names, arrays))
+        graph.infer(
+            {name: dtype_name(array) or "" for name, array in known.items()},
+            {name: array.shape for name, array in known.items()},
+        )
         shapes_are_known = any(value.shape for node in graph.nodes for value in node.outputs)
         for node in graph.nodes:
             if shapes_are_known and not node.is_variable:

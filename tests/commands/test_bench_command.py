@@ -108,7 +108,7 @@ from mxnet.gluon import nn
 def net():
     made = nn.HybridSequential()
     made.add(nn.Conv2D(16, 3), nn.BatchNorm(), nn.HybridLambda(lambda F, x: F.clip(x, 0, 6)))
-    made.add(nn.Conv2D(16, 3), nn.Dense(3))
+    made.add(nn.Conv2D(16, 3), nn.Dropout(0.5), nn.Dense(3))
     made.initialize(mx.init.Xavier())
     return made
 """

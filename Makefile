@@ -35,8 +35,8 @@ WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(RUN) -m pytest -n $(WORKERS) --dist worksteal
 CHECK_NOTEBOOKS := OMP_NUM_THREADS=1 $(RUN) scripts/build_notebooks.py --check --fast --jobs $(WORKERS)
 
-.PHONY: demo finetune check test test-all test-avx2 test-slow test-mutants test-sanitized fuzz lint notebooks \
-	notebooks-check docs docs-look wheel environment clean
+.PHONY: demo finetune check test test-all test-avx2 test-clean test-slow test-mutants test-sanitized fuzz lint \
+	notebooks notebooks-check docs docs-look wheel environment clean
 
 environment: $(VENV)/.complete
 
@@ -141,7 +141,7 @@ test:
 endif
 
 # Everything: before a release, and weekly. The seed of the random networks is the day.
-test-all: test notebooks-check test-avx2 docs-look test-slow
+test-all: test notebooks-check test-avx2 test-clean docs-look test-slow
 	$(MAKE) fuzz SEED=$$(date +%y%m%d)000 MINUTES=10
 
 test-avx2: environment
@@ -153,6 +153,11 @@ test-avx2: environment
 		tests/deployment/test_mxnet_export.py tests/deployment/test_classify.py \
 		tests/commands/test_serve_command.py tests/amp/test_status_flags.py tests/amp/test_intended_infinities.py
 	$(AVX2) $(CHECK_NOTEBOOKS) 05
+
+# The wheel in fresh environments, with no extra and with each one alone: every public name and command works
+# there, or names its extra.
+test-clean: wheel
+	$(RUN) -m pytest tests/clean
 
 # The native operators, compiled once more so that a read or write outside of an array, and what C++
 # leaves undefined, ends the tests. GCC's library comes before MXNet's, or no exception could be thrown. The

@@ -20,44 +20,49 @@ ROOT = Path(__file__).resolve().parents[1]
 EVERYTHING = "everything"
 _SECONDS = 6 * 60 * 60
 
+LIBRARY = "slow docs-look test-clean"  # the targets that see a change of it
+TOOL = f"{LIBRARY} notebooks-check"
+
 # The beginning of a path, its tests, and the targets that see it too. The first
 # row that fits counts. "slow" stands for the slow tests of the same folders.
 ROWS = (
-    ("mpgluon/kernels/", "tests/kernels tests/test_kernels.py tests/graph", "slow docs-look"),
-    ("mpgluon/formats/", "tests/formats", "slow docs-look"),
-    ("mpgluon/graph/", "tests/graph tests/cast", "slow docs-look"),
-    ("mpgluon/cast/", "tests/cast", "slow docs-look"),
-    ("mpgluon/updates/", "tests/updates", "slow docs-look"),
+    ("mpgluon/kernels/", "tests/kernels tests/test_kernels.py tests/graph", LIBRARY),
+    ("mpgluon/formats/", "tests/formats", LIBRARY),
+    ("mpgluon/graph/", "tests/graph tests/cast", LIBRARY),
+    ("mpgluon/cast/", "tests/cast", LIBRARY),
+    ("mpgluon/updates/", "tests/updates", LIBRARY),
     ("mpgluon/checkpoint/", "tests/test_checkpoint.py tests/test_checkpoint_average.py "
-     "tests/test_edited_checkpoints.py", "slow docs-look"),
-    ("mpgluon/distributed/", "tests/distributed", "slow docs-look"),
+     "tests/test_edited_checkpoints.py", LIBRARY),
+    ("mpgluon/distributed/", "tests/distributed", LIBRARY),
     ("mpgluon/base/", "tests/test_files.py tests/test_devices.py tests/test_cuda_libraries.py",
-     "slow docs-look"),
+     LIBRARY),
     ("mpgluon/", "tests/amp tests/test_contrib_amp.py tests/test_estimator.py "
-     "tests/test_fp16_utils.py tests/test_import.py tests/test_preparation.py", "slow docs-look"),
-    ("mpgluon_tools/commands/", "tests/commands", "slow docs-look notebooks-check"),
-    ("mpgluon_tools/diagnostics/", "tests/diagnostics", "slow docs-look notebooks-check"),
-    ("mpgluon_tools/recorder/", "tests/diagnostics", "slow docs-look notebooks-check"),
-    ("mpgluon_tools/report/", "tests/diagnostics", "slow docs-look notebooks-check"),
-    ("mpgluon_tools/deployment/", "tests/deployment", "slow docs-look notebooks-check"),
-    ("mpgluon_tools/onnx/", "tests/deployment", "slow docs-look notebooks-check"),
-    ("mpgluon_tools/serving/", "tests/deployment tests/commands", "slow docs-look"),
+     "tests/test_fp16_utils.py tests/test_import.py tests/test_preparation.py", LIBRARY),
+    ("mpgluon_tools/commands/", "tests/commands", TOOL),
+    ("mpgluon_tools/diagnostics/", "tests/diagnostics", TOOL),
+    ("mpgluon_tools/recorder/", "tests/diagnostics", TOOL),
+    ("mpgluon_tools/report/", "tests/diagnostics", TOOL),
+    ("mpgluon_tools/deployment/", "tests/deployment", TOOL),
+    ("mpgluon_tools/onnx/", "tests/deployment", TOOL),
+    ("mpgluon_tools/serving/", "tests/deployment tests/commands", LIBRARY),
     ("mpgluon_tools/", "tests/test_plots.py tests/test_tables.py tests/test_parameter_files.py "
-     "tests/test_our_networks.py", "slow docs-look notebooks-check"),
-    ("mpgluon_command.py", "tests/commands", "slow"),
+     "tests/test_our_networks.py", TOOL),
+    ("mpgluon_command.py", "tests/commands", "slow test-clean"),
     ("recipes/", "tests/training tests/data tests/weights tests/test_options.py", "slow docs-look"),
+    ("scripts/build_wheel.py", "tests/scripts tests/test_release.py", LIBRARY),
     ("scripts/", "tests/scripts", "slow docs-look"),
     ("study/", "study/tests", "slow"),
     ("notebooks/", "tests/teaching", "docs-look notebooks-check"),
     ("docs/results", "tests/site study/tests/test_page.py", "docs-look"),
     ("docs/", "tests/site", "docs-look"),
     ("tests/site/", "tests/site", "docs-look"),
-    ("pyproject.toml", "tests/test_release.py", "slow docs-look"),
+    ("tests/clean/", "", "test-clean"),
+    ("pyproject.toml", "tests/test_release.py", LIBRARY),
     ("data/", "tests/data", ""),
     (".ci/", "tests/test_touched.py", ""),
     ("environment.yml", "tests/test_release.py", ""),
     ("CITATION.cff", "tests/test_release.py", ""),
-    ("MANIFEST.in", "tests/test_release.py", "slow"),
+    ("MANIFEST.in", "tests/test_release.py", "slow test-clean"),
     (".github/", "", ""),
     (".gitignore", "", ""),
     ("Makefile", "tests/test_release.py", ""),
@@ -123,8 +128,9 @@ def targets_of(paths: Iterable[str]) -> list[str]:
     paths = list(paths)
     found = {target for path in paths for target in row_of(path)[1]}
     if EVERYTHING in found:
-        return ["notebooks-check", "docs-look", "test-slow"]
-    targets = [target for target in ("notebooks-check", "docs-look") if target in found]
+        return ["notebooks-check", "docs-look", "test-clean", "test-slow"]
+    once = ("notebooks-check", "docs-look", "test-clean")
+    targets = [target for target in once if target in found]
     if "slow" in found:
         slow = tests_of(path for path in paths if "slow" in row_of(path)[1])
         targets.append(f"test-slow SLOW=slow FOLDERS={','.join(slow)}")

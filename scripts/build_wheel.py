@@ -38,9 +38,9 @@ def main() -> None:
 
 def copy_sources(tree: Path) -> None:
     """Copy the wheel's sources, so that the checkout itself keeps compiling its library."""
-    shutil.copytree(
-        ROOT / "mpgluon", tree / "mpgluon", ignore=shutil.ignore_patterns("__pycache__", "prebuilt")
-    )
+    for name in ("mpgluon", "mpgluon_tools"):
+        ignored = shutil.ignore_patterns("__pycache__", "prebuilt")
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for name in ("mpgluon_command.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
 

@@ -37,12 +37,13 @@ def test_the_tests_of_every_row_exist():
     ("paths", "tests", "targets"),
     [
         (["mpgluon/cast/plan.py", "tests/cast/test_block.py"], ["tests/cast"],
-         ["docs-look", "test-slow SLOW=slow FOLDERS=tests/cast"]),
+         ["docs-look", "test-clean", "test-slow SLOW=slow FOLDERS=tests/cast"]),
+        (["tests/clean/every_name.py"], [], ["test-clean"]),
         (["docs/gpu.md"], ["tests/site"], ["docs-look"]),
         (["study/results/a.json", "study/benchmarks/race.py"], ["study/tests"],
          ["test-slow SLOW=slow FOLDERS=study/tests"]),
         (["README.md", "conftest.py"], ["tests", "study/tests"],
-         ["notebooks-check", "docs-look", "test-slow"]),
+         ["notebooks-check", "docs-look", "test-clean", "test-slow"]),
         (["notebooks/source/00.py"], ["tests/teaching"], ["notebooks-check", "docs-look"]),
     ],
 )  # fmt: skip

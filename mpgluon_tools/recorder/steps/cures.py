@@ -14,9 +14,9 @@ from mpgluon.formats.loss_scale import DynamicLossScale
 from mpgluon.formats.policy import Policy
 from mpgluon.graph.operators import Rule, one_name, rule_of
 from mpgluon_tools.diagnostics.overflow import FoundOverflow
+from mpgluon_tools.diagnostics.scales import loss_scale_code
 from mpgluon_tools.recorder.steps.recorded_network import BlockCast, code_of, lies_in, paths_of
 from mpgluon_tools.recorder.steps.step_bench import Casts, StepBench
-from mpgluon_tools.report.verdict import loss_scale_code
 
 import mxnet as mx
 import numpy as np

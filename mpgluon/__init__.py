@@ -9,6 +9,12 @@ from typing import Any as _Any
 
 import numpy as _np
 
+if int(_np.__version__.partition(".")[0]) >= 2:
+    raise ImportError(
+        f"MXNet 1.9.1 cannot be imported with NumPy {_np.__version__}, which packages such as "
+        'onnx bring; run pip install "numpy<2"',
+        name="mxnet",
+    )
 # MXNet 1.9.1 and gluoncv use aliases that NumPy 1.24 dropped. Their meaning never changed.
 for _alias, _meaning in (("bool", bool), ("float", float), ("int", int)):
     if _alias not in _np.__dict__:

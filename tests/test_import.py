@@ -34,6 +34,13 @@ def test_mxnet_alone_cannot_be_imported_with_a_numpy_that_lacks_the_aliases():
     assert "module 'numpy' has no attribute 'bool'" in done.stderr
 
 
+def test_with_numpy_2_the_import_says_what_to_install():
+    done = run_python("import numpy; numpy.__version__ = '2.0.1'; import mpgluon")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("ImportError: MXNet 1.9.1 cannot be imported with NumPy 2.0.1, ")
+    assert said.endswith('; run pip install "numpy<2"')
+
+
 def test_with_mpgluon_first_mxnet_and_gluoncv_can_be_imported_with_such_a_numpy():
     code = """
 import mpgluon

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import venv
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import mpgluon
@@ -40,23 +41,47 @@ def test_the_wheel_holds_both_houses_and_the_command_for_the_systems_of_mxnet(wh
 @pytest.mark.network
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_every_name_and_command_works_or_names_its_extra(wheel, extra, tmp_path):
+    extras = ["cpu", *filter(None, [extra])]
+    with environment([f"{wheel}[{','.join(extras)}]"]) as folder:
+        # No compiler is on this PATH, and no library of another run in this cache.
+        own = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "PATH": str(folder)}
+        variables = {**own, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+        script = Path(__file__).with_name("every_name.py")
+        done = run(folder / "python", script, tmp_path, *extras[1:], env=variables)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.network
+def test_with_numpy_2_one_line_says_which_numpy_to_install(wheel, tmp_path):
+    advice = re.compile(r'.*MXNet 1\.9\.1 cannot be .* NumPy 2\..*pip install "numpy<2"')
+    with environment([f"{wheel}[cpu]"], ["onnx", "onnxruntime"]) as folder:
+        imported = run(folder / "python", "-c", "import mpgluon", env={})
+        assert advice.fullmatch(imported.stderr.splitlines()[-1]), imported.stderr
+        (tmp_path / "numerics").mkdir()
+        for name in ("bench", "diagnose", "export", "serve", "numerics"):
+            done = run(folder / "mpgluon", name, tmp_path / "numerics", env={})
+            assert done.returncode == 2
+            assert advice.fullmatch(done.stderr.removesuffix("\n")), done.stderr
+        doctor = run(folder / "mpgluon", "doctor", env={})
+    assert 'fix: pip install "numpy<2"' in doctor.stdout
+    assert "1 error," in doctor.stdout
+
+
+@contextmanager
+def environment(*installations):
+    """Make an environment; pip installs one list after the other. Yield its folder of programs."""
+    without = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as fresh:
         venv.create(fresh, with_pip=True)
-        python = Path(fresh, "bin", "python")
-        names = ",".join(filter(None, ("cpu", extra)))
-        run(python, "-m", "pip", "--quiet", "install", f"{wheel}[{names}]")
-        # No compiler is on this PATH, and no library of another run in this cache.
-        own = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "PATH": f"{fresh}/bin"}
-        environment = {**own, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
-        script = Path(__file__).with_name("every_name.py")
-        run(python, script, tmp_path, *filter(None, [extra]), env=environment)
+        folder = Path(fresh, "bin")
+        for packages in installations:
+            done = run(folder / "python", "-m", "pip", "--quiet", "install", *packages, env=without)
+            assert done.returncode == 0, done.stderr
+        yield folder
 
 
-def run(*command, env=None):
-    """Run a command; if it fails, fail with its output."""
-    env = env or {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def run(*command, env):
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
 
 def test_every_extra_is_tried_or_belongs_to_no_tool_of_the_wheel():

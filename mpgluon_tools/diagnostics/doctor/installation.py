@@ -89,6 +89,8 @@ def _builds(facts: MachineFacts) -> Iterator[Finding]:
 def _import_of_mxnet(facts: MachineFacts) -> Iterator[Finding]:
     if facts.mxnet is not None or (not facts.builds and "mxnet" in facts.import_error):
         return
+    if numbers_in(facts.distributions.get("numpy", "")) >= (2,):  # which _numpy finds
+        return
     missing = re.search(r"(lib[\w.+-]+\.so[.\d]*): cannot open shared", facts.import_error)
     library = missing[1] if missing else ""
     why, fix = (
@@ -125,8 +127,8 @@ def _numpy(facts: MachineFacts) -> Iterator[Finding]:
         yield error(
             "NumPy",
             version,
-            "MXNet 1.9.1 and gluoncv use much that NumPy 2 removed",
-            "pip install 'numpy<2'",
+            "MXNet 1.9.1 cannot be imported with NumPy 2, which packages such as onnx bring",
+            'pip install "numpy<2"',
         )
     elif numbers_in(version) >= (1, 24):
         yield note(

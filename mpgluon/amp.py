@@ -271,7 +271,8 @@ def clip_global_norm(trainer: gluon.Trainer, max_norm: float, batch_size: float)
     The factor is folded into the step, like the division by S: no gradient is written, and
     float16 gradients whose true values underflow count in full. Gradients are summed over devices
     (and processes) here, not in the step: do not change gradients or weights between the two.
-    Waits for the devices once, in place of the step.
+    Waits for the devices once, in place of the step. ``gluon.utils.clip_global_norm`` would clip
+    gradients times S, and fails for float16 on a CPU; MXNet's message does not name this function.
 
     Parameters
     ----------

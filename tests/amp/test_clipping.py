@@ -125,6 +125,12 @@ def test_clipped_gradients_are_gluons_up_to_rounding():
         assert not np.allclose(one, without, rtol=0, atol=1e-3)
 
 
+def test_gluons_clipping_of_float16_gradients_fails_on_a_cpu_with_the_message_of_the_pages():
+    gradients = [mx.nd.ones((3,), dtype="float16")]
+    with pytest.raises(mx.MXNetError, match="dot only supports float32/float64 for CPU"):
+        gluon.utils.clip_global_norm(gradients, MAX_NORM)
+
+
 @each_dtype
 @pytest.mark.parametrize("loss_scale", [1, 2.0**7])
 def test_clipping_returns_the_norm_of_the_unscaled_gradients_and_writes_none(dtype, loss_scale):

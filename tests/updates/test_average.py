@@ -86,30 +86,34 @@ def test_the_average_is_that_of_fp32_weights_after_each_step_not_skipped(way, de
     assert any((expected[name] != value).any() for name, value in fp32_weights(training).items())
 
 
-def test_with_decay_0_999_a_float16_average_stands_still_and_this_one_does_not():
+@pytest.mark.parametrize("cast", [mpgluon.cast_block, amp.autocast])
+def test_a_loops_own_average_stands_still_in_float16_and_not_under_autocast(cast):
     steps, begin, end = 200, 1.0, 1.25
     layer = nn.Dense(1, in_units=1, use_bias=False)
     layer.initialize(mx.init.Constant(begin))
-    mpgluon.cast_block(layer)
+    cast(layer, "float16")
     # The first step leaves the weight, the second moves it to where it stays.
     gradients = [0.0, begin - end] + [0.0] * (steps - 1)
     trainer = gluon.Trainer(
         layer.collect_params(), "sgd", {"learning_rate": 1.0, "multi_precision": True}
     )
     average = WeightAverage(trainer, 0.999)
-    in_float16 = layer.weight.data().copy()
+    own = layer.weight.data().copy()
     for gradient in gradients:
         step_with(layer.weight, trainer, gradient)
         average.update()
         weight = layer.weight.data()
-        in_float16 = in_float16 + (weight - in_float16) * 0.001
+        own = own + (weight - own) * 0.001
     assert layer.weight.data().asscalar() == end
-    assert in_float16.dtype == np.float16
-    assert in_float16.asscalar() == begin
     (value,) = average.value_of(layer.weight).asnumpy().ravel()
     # In each step, three roundings by half a unit of a number below 2: at most 2**-24 each.
-    assert value == pytest.approx(end + (begin - end) * 0.999**steps, abs=3 * steps * 2.0**-24)
+    expected = end + (begin - end) * 0.999**steps
+    assert value == pytest.approx(expected, abs=3 * steps * 2.0**-24)
     assert value > 1.04
+    if cast is amp.autocast:
+        assert own.asscalar() == pytest.approx(expected, abs=3 * steps * 2.0**-24)
+    else:
+        assert (own.dtype, own.asscalar()) == (np.float16, begin)
 
 
 @pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Optional
 
+from mpgluon.base.processes import run_in_session
 from mpgluon.errors import MpgluonError
 
 import mxnet as mx
@@ -140,15 +141,8 @@ def run(command: list[str]) -> str:
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     name = Path(command[0]).name
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIME_LIMIT_S,
-            env={**os.environ, "PYTHONPATH": path, "MPGLUON_NATIVE": "0"},
-            check=False,
-        )
+        environment = {**os.environ, "PYTHONPATH": path, "MPGLUON_NATIVE": "0"}
+        done = run_in_session(command, _TIME_LIMIT_S, stderr=subprocess.PIPE, env=environment)
     except subprocess.TimeoutExpired as error:
         raise CompilationError(f"{name} took over {_TIME_LIMIT_S} s") from error
     except OSError as error:

@@ -39,7 +39,7 @@ __all__ = ["Status", "build", "check_library", "fingerprint", "status"]
 _logger = logging.getLogger(__name__)
 _PREBUILT = Path(__file__).parent / "prebuilt"
 _CHECK = Path(__file__).parent / "check.py"
-_ABANDONED_AFTER_S = 3600  # compiling and checking are limited to minutes
+_ABANDONED_AFTER_S = 660  # compiling and checking may take 300 s each
 _WITHOUT = "16 bits on a CPU run with MXNet's own operators, float16 about three times more slowly"
 
 

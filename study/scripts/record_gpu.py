@@ -139,6 +139,9 @@ def _run(step: Step, output: Path, end: float) -> str:
             except subprocess.TimeoutExpired:
                 result = f"out of time; see {log.name}"
             finally:  # processes that it started would take the GPU's time from the next step
+                with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, signal.SIGINT)  # it ends those in sessions of their own
+                    process.wait(5)
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()

@@ -4,11 +4,13 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from mpgluon.kernels import compiling, library, processor
 
 import pytest
+from helpers import soon_ends, starting_a_sleeper
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +68,13 @@ def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
     monkeypatch.setattr(compiling, "_TIME_LIMIT_S", 0.1)
     with pytest.raises(compiling.CompilationError, match=r"sleep took over 0\.1 s"):
         compiling.run(["sleep", "10"])
+
+
+def test_what_such_a_compiler_has_started_ends_with_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiling, "_TIME_LIMIT_S", 2)
+    with pytest.raises(compiling.CompilationError, match="took over 2 s"):
+        compiling.run([sys.executable, "-c", starting_a_sleeper(tmp_path / "sleeper")])
+    assert soon_ends(tmp_path / "sleeper")
 
 
 def test_a_process_that_is_ended_by_a_signal_is_named_with_it():

@@ -90,7 +90,7 @@ def test_it_is_compiled_once_for_this_processor_and_one_line_says_so(
 def test_folders_of_processes_killed_while_compiling_are_removed(place, monkeypatch, good_library):
     put_compiler(place.parent, monkeypatch, copying(good_library))
     cache = records.cache_folder()
-    for name, seconds in {"tmp_killed": 86400, "tmp_running": 60}.items():
+    for name, seconds in {"tmp_killed": 700, "tmp_running": 600}.items():
         (cache / name).mkdir(parents=True)
         os.utime(cache / name, (time.time() - seconds,) * 2)
     kernels.build()

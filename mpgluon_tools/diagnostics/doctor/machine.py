@@ -12,15 +12,14 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
+from mpgluon.base.processes import run_in_session
 from mpgluon.base.processor import have_hyperthreads, processor, usable_cores
 
 __all__ = [
@@ -202,21 +201,8 @@ def _ask_mxnet() -> tuple[Optional[MxnetFacts], str]:
 
 
 def _run(code: str, limit: Optional[float], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process; if it must be ended, the processes that it started end too."""
     command = [sys.executable, "-W", "ignore", "-c", code, json.dumps(sys.path)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, start_new_session=True, **options
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=limit)
-        except BaseException:  # Ctrl-C too
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, signal.SIGINT)  # lets it remove its files
-                process.wait(5)
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, output, errors)
+    return run_in_session(command, limit, **options)
 
 
 def _ask_driver() -> tuple[tuple[Gpu, ...], str]:

@@ -87,6 +87,17 @@ def test_a_source_distribution_installs_in_a_fresh_environment_and_trains(tmp_pa
     assert said.startswith("Native operators: compiled for this processor")
 
 
+def test_the_environment_for_a_gpu_takes_the_systems_python_where_there_is_no_other(tmp_path):
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\n")
+    driver.chmod(0o755)
+    own = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    commands = ["make", "-n", "test", "WITH=gpu", f"GPU={tmp_path}/gpu", "PYTHON=python3.99"]
+    planned = run(*commands, cwd=ROOT, env=own)
+    assert f"\npython3 -m venv {tmp_path}/gpu\n" in planned
+    assert f"{tmp_path}/gpu/bin/python -m pytest tests/gpu" in planned
+
+
 def test_the_test_files_that_targets_name_exist():
     named = set(re.findall(r"(?:study/)?tests/[\w/]+\.py", (ROOT / "Makefile").read_text("utf-8")))
     assert len(named) > 10

@@ -22,6 +22,7 @@ def test_steps_name_files_that_exist_most_valuable_first(tmp_path, capsys):
     assert sum(step.seconds for step in planned if step.name in ("truth", "times")) < 600
     assert script.main(["--list", "--only", "truth"]) == 0
     assert capsys.readouterr().out == "truth                90 s at most, needs torch\n"
+    assert {step.needs for step in planned if "pytest" in step.arguments} == {"mxnet and pytest"}
 
 
 def test_the_times_need_pytorch_and_the_script_says_so(monkeypatch, capsys):
@@ -35,7 +36,7 @@ def test_a_step_that_fails_does_not_stop_the_next(tmp_path, capsys, monkeypatch)
         script.Step("good", "sys", 60, ("-c", "print('recorded')")),
         script.Step("bad", "sys", 60, ("-c", "raise SystemExit(3)")),
         script.Step("slow", "sys", 1, ("-c", starting_a_sleeper(tmp_path / "sleeper"))),
-        script.Step("unavailable", "no_such_package", 60, ("-c", "")),
+        script.Step("unavailable", "sys and no_such_package", 60, ("-c", "")),
         script.Step("last", "sys", 60, ("-c", "print('recorded too')")),
     ]
     monkeypatch.setattr(script, "steps", lambda _: steps)

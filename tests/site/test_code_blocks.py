@@ -173,6 +173,8 @@ def test_each_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(logging.getLogger("mpgluon"), "disabled", True)
     monkeypatch.setitem(sys.modules, "mymodule", SimpleNamespace(make_net=make_net))
+    if not mx.context.num_gpus():
+        monkeypatch.setattr(mx, "gpu", mx.cpu)
     names = names_of_a_reader()
     if "onnxruntime" in page.read_text("utf-8"):
         files_to_serve(make_net())

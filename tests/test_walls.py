@@ -257,14 +257,14 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_752,
+    "mpgluon": 18_786,
     "mpgluon_tools": 14_350,
     "recipes": 4_960,
     "study": 16_462,
     "scripts": 500,
-    "tests": 51_593,
+    "tests": 51_661,
 }
-LINES_LOADED = {"mpgluon": 7_817, "mpgluon.amp": 11_870}  # by an import: a cast, training
+LINES_LOADED = {"mpgluon": 7_849, "mpgluon.amp": 11_902}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring
 LONG_BODIES = 0
 LINES_OF_TRAINER_STATE = 200

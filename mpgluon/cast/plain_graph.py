@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpgluon.base.blocks import blocks_of
+from mpgluon.base.threads import release_threads
 from mpgluon.cast.forward import forward_of
 from mpgluon.cast.numpy_arrays import is_numpy
 from mpgluon.cast.traced_graph import TRACING, compile_graph
@@ -62,6 +63,7 @@ class PlainGraph:
         elif block._cached_op is None and not block._backend:  # which knows MXNet's operators
             with TRACING:
                 self._build(args)
+        release_threads()
         return type(block)._call_cached_op(block, *args)
 
     def _build(self, args: tuple[Any, ...]) -> None:

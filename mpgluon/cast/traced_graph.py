@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional, Protocol
 
 from mpgluon import kernels
 from mpgluon.base.blocks import blocks_of
+from mpgluon.base.threads import release_threads
 from mpgluon.cast import fp32
 from mpgluon.cast.arithmetic import Arithmetic, Emulated, NativeBfloat16
 from mpgluon.cast.arrays import Format, arrays_in, convert_arrays, format_of, mark, narrow_again
@@ -100,6 +101,7 @@ class TracedGraph:
             with at_layer(network_cast.layers.slot_of(self._block)):
                 args = convert_arrays(as_nd(args), narrow_again)
                 args = as_np(args) if network_cast.in_numpy else args
+                release_threads()
                 with TRACING, ungoverned():
                     output_formats = self._prepare(args)
                     result = as_nd(type(self._block)._call_cached_op(self._block, *args))

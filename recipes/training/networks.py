@@ -10,6 +10,7 @@ from pathlib import Path
 from mpgluon.base.blocks import set_value
 from mpgluon.base.devices import from_numpy
 from mpgluon.cast.block import apply_policy, blocks_of
+from mpgluon.cast.plain_graph import use_own_operators
 from mpgluon.distributed import synchronize_batch_norm
 from mpgluon.errors import CheckpointError
 from mpgluon.tools.zoo import build_network, refuse_image_size, refuse_unknown_network
@@ -77,6 +78,8 @@ def prepare_network(
     arithmetic = "native"
     if config.policy.compute_dtype != "float32":
         arithmetic = apply_policy(net, config.policy).arithmetic
+    else:
+        use_own_operators(net)  # as mpgluon.prepare does; the bits are those of plain MXNet
     net.hybridize(static_alloc=True, static_shape=True)
     return PreparedNetwork(net, arithmetic, fresh, normalizes_input)
 

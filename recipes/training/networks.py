@@ -79,7 +79,7 @@ def prepare_network(
     if config.policy.compute_dtype != "float32":
         arithmetic = apply_policy(net, config.policy).arithmetic
     else:
-        use_own_operators(net)  # as mpgluon.prepare does; the bits are those of plain MXNet
+        use_own_operators(net)  # as mpgluon.prepare does, with MXNet's bits
     net.hybridize(static_alloc=True, static_shape=True)
     return PreparedNetwork(net, arithmetic, fresh, normalizes_input)
 

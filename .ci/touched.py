@@ -34,7 +34,7 @@ ROWS = (
     ("mpgluon/checkpoint/", "tests/test_checkpoint.py tests/test_checkpoint_average.py "
      "tests/test_edited_checkpoints.py", LIBRARY),
     ("mpgluon/distributed/", "tests/distributed", LIBRARY),
-    ("mpgluon/base/", "tests/test_files.py tests/test_devices.py tests/test_threads.py "
+    ("mpgluon/base/", "tests/test_files.py tests/test_devices.py tests/test_copying_threads.py "
      "tests/test_cuda_libraries.py", LIBRARY),
     ("mpgluon/", "tests/amp tests/test_contrib_amp.py tests/test_estimator.py "
      "tests/test_fp16_utils.py tests/test_import.py tests/test_preparation.py", LIBRARY),

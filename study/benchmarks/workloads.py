@@ -20,6 +20,7 @@ from typing import Any, Callable, Optional
 from mpgluon import amp, kernels
 from mpgluon.base.devices import parse_devices
 from mpgluon.cast.block import apply_policy, cast_block
+from mpgluon.cast.plain_graph import use_own_operators
 from mpgluon.formats.loss_scale import as_loss_scale
 from mpgluon.formats.policy import Policy
 from mpgluon_tools.deployment import inference_network
@@ -307,6 +308,8 @@ def _prepare(
         amp.autocast(net, Policy("float32", dtype, "float32", emulate=emulate))
     elif library == "mpgluon" and dtype == "float16":
         cast_block(net)
+    elif library == "mpgluon":
+        use_own_operators(net)  # as mpgluon.prepare does
     if hybridize is not None:
         net.hybridize(**hybridize)
 

@@ -54,6 +54,7 @@ _TIMES_CONFIG = {
     "batch_size": RECIPE.batch_size,
     "rounds": 11,
     "policies": ["mixed_float8"],
+    "prepared": True,
 }
 _NAMES = {
     "float32": "FP32",

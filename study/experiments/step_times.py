@@ -19,11 +19,12 @@ __all__ = ["GROUP", "measure"]
 _ROUNDS = 11
 # The benchmark's contestants by our names of formats; the first is what others are compared with.
 _CONTESTANTS = {
-    "float32": "mpgluon float32",
+    "float32": "Gluon float32",
     "float16": "mpgluon float16",
     "mixed_float16": "mpgluon autocast float16",
     "bfloat16": "mpgluon bfloat16",
 }
+_PREPARED = "mpgluon float32"
 
 
 def _experiment(network: parity.Network) -> Experiment:
@@ -44,9 +45,12 @@ def measure(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001
     Parameters
     ----------
     config : mapping
-        ``model``, ``image_size``, ``batch_size`` and ``rounds``; ``policies`` to measure as well.
+        ``model``, ``image_size``, ``batch_size`` and ``rounds``; ``policies`` to measure as well,
+        and whether to measure FP32 as :func:`mpgluon.prepare` leaves it: ``prepared``.
     """
     contestants = dict(_CONTESTANTS)
+    if config.get("prepared"):
+        contestants["prepared"] = _PREPARED
     options = CaseOptions(
         model=config["model"],
         batch_sizes=[config["batch_size"]],
@@ -56,7 +60,7 @@ def measure(config: Mapping[str, Any], place: Place) -> Outcome:  # noqa: ARG001
     (case,) = training(options)
     ours = {one.name: one for one in case.contestants}
     for policy in config.get("policies", ()):
-        in_fp32 = ours[_CONTESTANTS["float32"]]
+        in_fp32 = ours[_PREPARED]
         contestants[policy] = f"mpgluon {policy}"
         ours[contestants[policy]] = replace(
             in_fp32, name=contestants[policy], options={**in_fp32.options, "policy": policy}

@@ -17,15 +17,13 @@ from study.benchmarks.race import Case
 __all__ = [
     "CASES",
     "DTYPES",
-    "PEER_MODELS",
     "CaseOptions",
+    "beside_pytorch",
     "training",
     "training_in_formats",
 ]
 
 DTYPES = ("float32", "float16", "bfloat16")
-# The networks that pytorch_peer.py has.
-PEER_MODELS = tuple(f"resnet{layers}_v1" for layers in (18, 34, 50, 101, 152))
 _PEERS = {
     library: str(Path(__file__).with_name(f"{name}_peer.py"))
     for library, name in (
@@ -34,7 +32,6 @@ _PEERS = {
         ("openvino", "onnx"),
     )
 }
-_WITH_ANY_MODEL = ("onnxruntime", "openvino")  # which read a file
 _IN_A_ROW = 5  # calls in a run, for work that a pause before each call slows
 
 
@@ -101,9 +98,11 @@ Variants = tuple[tuple[str, str, str, dict[str, Any]], ...]
 
 _PYTORCH: Variants = tuple((f"PyTorch {dtype}", "pytorch", dtype, {}) for dtype in DTYPES)
 # float16 takes PyTorch twenty to a hundred times as long on a CPU: single layers show it.
-_PYTORCH_NETWORKS = tuple(one for one in _PYTORCH if one[2] != "float16")
+_PYTORCH_SEQUENCES = tuple(one for one in _PYTORCH if one[2] != "float16")
+_WRITER = {"writer": sys.executable}  # of the network's graph
+_PYTORCH_NETWORKS: Variants = tuple((*one[:3], _WRITER) for one in _PYTORCH_SEQUENCES)
 _COMPILED: Variants = tuple(
-    (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"compiled": True})
+    (f"PyTorch {dtype}, compiled", "pytorch", dtype, {"compiled": True, **_WRITER})
     for dtype in ("float32", "bfloat16")
 )
 _LAYERS: Variants = (
@@ -159,6 +158,15 @@ _INFERENCE: Variants = (
         )
     ),
 )
+# By the factory, where PyTorch's native bfloat16 is the measure.
+_BESIDE_PYTORCH: dict[str, Variants] = {
+    "training": (
+        *_TRAINING[:3],
+        _FORMATS[3],
+        *(one for one in (*_PYTORCH_NETWORKS, *_COMPILED) if one[2] == "bfloat16"),
+    ),
+    "inference": (*_PREDICTING[:2], _PREDICTING[5], _COMPILED[1]),
+}
 
 
 def gemm(options: CaseOptions) -> list[Case]:
@@ -207,6 +215,14 @@ def inference(options: CaseOptions) -> list[Case]:
     return cases
 
 
+def beside_pytorch(name: str, factory: str, options: CaseOptions) -> list[Case]:
+    """Return a training step, or for ``"inference"`` a prediction, in our formats and PyTorch's."""
+    return [
+        _case(name, f"{factory}, {words}", factory, _BESIDE_PYTORCH[factory], options, network)
+        for words, network in _networks(options, (8,))
+    ]
+
+
 def training_in_formats(
     name: str, words: str, options: CaseOptions, batch_sizes: Sequence[int]
 ) -> list[Case]:
@@ -223,7 +239,7 @@ def recurrent(options: CaseOptions) -> list[Case]:
     sizes = {"layers": 2, "width": 256, "length": 35}
     networks = [{"kind": kind, **sizes} for kind in ("lstm", "gru")]
     networks.append({"kind": "lstm", "layers": 1, "width": 64, "length": 21})
-    return _sequences("recurrent", networks, 25, options, (*_FORMATS, *_PYTORCH_NETWORKS))
+    return _sequences("recurrent", networks, 25, options, (*_FORMATS, *_PYTORCH_SEQUENCES))
 
 
 def attention(options: CaseOptions) -> list[Case]:
@@ -368,7 +384,7 @@ def _case(
     """Return a case with the baseline and the other contestants that may take part."""
     contestants = []
     for number, (contestant, library, dtype, own) in enumerate(variants):
-        if number and not _takes_part(library, dtype, options, common.get("model")):
+        if number and not _takes_part(library, dtype, options):
             continue
         arguments = {"dtype": dtype, **own, **common}
         if library in _PEERS:
@@ -383,10 +399,9 @@ def _case(
     return Case(name, title, contestants, {**common, "device": options.device})
 
 
-def _takes_part(library: str, dtype: str, options: CaseOptions, model: Optional[str]) -> bool:
+def _takes_part(library: str, dtype: str, options: CaseOptions) -> bool:
     if dtype not in (options.dtypes or DTYPES):
         return False
     if library in _PEERS:
-        has_model = model is None or model in PEER_MODELS or library in _WITH_ANY_MODEL
-        return options.python_of(library) is not None and options.device == "cpu" and has_model
+        return options.python_of(library) is not None and options.device == "cpu"
     return options.peers or library == "mpgluon"

@@ -48,7 +48,7 @@ def inference(
     images = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "net.onnx")
-        script = Path(__file__).with_name("write_onnx.py")
+        script = Path(__file__).with_name("write_network.py")
         subprocess.run([writer, str(script), model, str(image_size), str(path)], check=True)
         predict = _ENGINES[engine](path, dtype, images, threads)
     version = importlib.import_module(engine).__version__

@@ -1,90 +1,189 @@
-"""PyTorch's contestants: ResNet v1 as Gluon's model zoo has it, recurrent layers, single layers.
+"""PyTorch's contestants: the networks of Gluon's model zoos, recurrent layers, single layers.
 
-It imports nothing of this package, since PyTorch has an interpreter of its own. Each factory
+It imports nothing of this package, since PyTorch has an interpreter of its own; the interpreter
+``writer`` writes a network's graph and values, of which PyTorch's network is made. Each factory
 returns a function that does its work once, and facts about it; see ``child.py``.
 Each format has the layout that is faster for it on a CPU: channels-last for float32 and bfloat16
 (autocast), the default for pure float16. Networks that are ``compiled`` are so in their first
 run; for inference with frozen weights, into which BatchNorm is then folded.
-
-References
-----------
-He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", 2015, table 1.
 """
 
 from __future__ import annotations
 
+import ast
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Callable
 
+import numpy as np
 import torch  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn import functional  # type: ignore[import-not-found]
 
-__all__ = ["ResNetV1", "SequenceNetwork", "inference", "layer", "sequence_training", "training"]
+__all__ = [
+    "GraphNetwork",
+    "SequenceNetwork",
+    "inference",
+    "layer",
+    "sequence_training",
+    "training",
+]
 
 Prepared = tuple[Callable[[], None], dict[str, Any]]
 
-# Blocks in each of the four stages, and a block's output channels over its inner ones.
-_STAGES = {
-    "resnet18_v1": ((2, 2, 2, 2), 1),
-    "resnet34_v1": ((3, 4, 6, 3), 1),
-    "resnet50_v1": ((3, 4, 6, 3), 4),
-    "resnet101_v1": ((3, 4, 23, 3), 4),
-    "resnet152_v1": ((3, 8, 36, 3), 4),
-}
 _CLASSES = 1000
 _TOKENS = 1000
 _LEARNING_RATE = 2.0**-20  # as in workloads.py
 
 
-class ResNetV1(nn.Module):
-    """Gluon's ``resnet18_v1`` to ``resnet152_v1``.
+class GraphNetwork(nn.Module):
+    """A network of Gluon's, from its graph and the values of its parameters.
 
-    The stride is on a block's first convolution, and in the deeper networks the convolutions of
-    1 x 1 inside a block have biases. Parameters and statistics come in Gluon's order.
+    Parameters
+    ----------
+    folder : Path
+        With ``net.json``, MXNet's text of a symbol, and ``net.npz``, an array for each of its
+        variables but the images.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
-        stages, expansion = _STAGES[model]
-        parts = [
-            *_convolution(3, 64, kernel=7, stride=2),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(3, stride=2, padding=1),
-        ]
-        channels = 64
-        for number, blocks in enumerate(stages):
-            width = 64 * 2**number
-            for block in range(blocks):
-                stride = 2 if number and not block else 1
-                parts.append(_Block(channels, width, expansion, stride))
-                channels = width * expansion
-        parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, _CLASSES)]
-        self.parts = nn.Sequential(*parts)
+        graph = json.loads((folder / "net.json").read_text())
+        values = np.load(folder / "net.npz")
+        self.layers = nn.ModuleList()
+        self._steps: list[tuple[int, Any, list[int]]] = []
+        (self._result, *_), *more = graph["heads"]
+        self._images = [node["name"] for node in graph["nodes"]].index("data")
+        if more:
+            raise ValueError(f"the network has {1 + len(more)} results; one was expected")
+        for number, node in enumerate(graph["nodes"]):
+            if node["op"] == "null":
+                continue
+            if node["op"] not in _OPERATORS:
+                raise ValueError(f"PyTorch's network has no operator {node['op']}")
+            sources = [source for source, *_ in node["inputs"]]
+            names = [graph["nodes"][source]["name"] for source in sources]
+            arrays = [torch.from_numpy(values[name]) for name in names if name in values.files]
+            part = _OPERATORS[node["op"]](_options(node), arrays)
+            if isinstance(part, nn.Module):
+                self.layers.append(part)
+            operands = [one for one, name in zip(sources, names) if name not in values.files]
+            self._steps.append((number, part, operands))
 
     def forward(self, images: Any) -> Any:
-        """Return logits, shape (N, 1000), of images, shape (N, 3, H, W)."""
-        return self.parts(images)
+        """Return logits, shape (N, K), of images, shape (N, 3, H, W)."""
+        results = {self._images: images}
+        for number, part, operands in self._steps:
+            results[number] = part(*[results[one] for one in operands])
+        return results[self._result]
 
 
-class _Block(nn.Module):
-    def __init__(self, channels: int, width: int, expansion: int, stride: int) -> None:
-        super().__init__()
-        relu = nn.ReLU(inplace=True)
-        out = width * expansion
-        if expansion == 1:
-            parts = [*_convolution(channels, width, kernel=3, stride=stride), relu]
-            parts += _convolution(width, out, kernel=3)
-        else:
-            parts = [*_convolution(channels, width, kernel=1, stride=stride, bias=True), relu]
-            parts += [*_convolution(width, width, kernel=3), relu]
-            parts += _convolution(width, out, kernel=1, bias=True)
-        self.body = nn.Sequential(*parts)
-        straight = channels == out and stride == 1
-        shortcut = [] if straight else _convolution(channels, out, kernel=1, stride=stride)
-        self.shortcut = nn.Sequential(*shortcut)
+def _options(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an operator's options as Python values; text stays text."""
+    options: dict[str, Any] = {}
+    for name, text in node.get("attrs", {}).items():
+        try:
+            options[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            options[name] = text
+    return options
 
-    def forward(self, values: Any) -> Any:
-        return functional.relu(self.body(values) + self.shortcut(values), inplace=True)
+
+def _convolution(options: Mapping[str, Any], arrays: Sequence[Any]) -> nn.Module:
+    weight, *bias = arrays
+    groups = options.get("num_group", 1)
+    made = nn.Conv2d(
+        weight.shape[1] * groups,
+        weight.shape[0],
+        options["kernel"],
+        options.get("stride") or 1,
+        options.get("pad") or 0,
+        options.get("dilate") or 1,
+        groups,
+        bias=bool(bias),
+    )
+    return _with_values(made, weight, *bias)
+
+
+def _dense(options: Mapping[str, Any], arrays: Sequence[Any]) -> nn.Module:
+    weight, *bias = arrays
+    made = _with_values(nn.Linear(weight.shape[1], weight.shape[0], bias=bool(bias)), *arrays)
+    return nn.Sequential(nn.Flatten(), made) if options.get("flatten", True) else made
+
+
+def _batch_norm(options: Mapping[str, Any], arrays: Sequence[Any]) -> nn.Module:
+    gamma, beta, mean, variance = arrays
+    made = nn.BatchNorm2d(len(gamma), options.get("eps", 1e-3), 1 - options.get("momentum", 0.9))
+    if options.get("fix_gamma", True):
+        gamma = torch.ones_like(gamma)
+        made.weight.requires_grad_(False)
+    made.running_mean.copy_(mean)
+    made.running_var.copy_(variance)
+    return _with_values(made, gamma, beta)
+
+
+def _with_values(layer: Any, weight: Any, bias: Any = None) -> nn.Module:
+    layer.weight.data.copy_(weight)
+    if bias is not None:
+        layer.bias.data.copy_(bias)
+    return layer
+
+
+def _pooling(options: Mapping[str, Any], _: Sequence[Any]) -> Any:
+    kind = options.get("pool_type", "max")
+    if options.get("global_pool", False):
+        return {"max": nn.AdaptiveMaxPool2d, "avg": nn.AdaptiveAvgPool2d}[kind](1)
+    common = {
+        "stride": options.get("stride") or 1,
+        "padding": options.get("pad") or 0,
+        "ceil_mode": options.get("pooling_convention", "valid") == "full",
+    }
+    if kind == "max":
+        return nn.MaxPool2d(options["kernel"], **common)
+    counts_padding = options.get("count_include_pad", True) is not False
+    return nn.AvgPool2d(options["kernel"], count_include_pad=counts_padding, **common)
+
+
+def _activation(options: Mapping[str, Any], _: Sequence[Any]) -> Any:
+    kinds = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+    return kinds[options["act_type"]]()
+
+
+def _pad(options: Mapping[str, Any], _: Sequence[Any]) -> Any:
+    top, bottom, left, right = options["pad_width"][4:]
+    return lambda x: functional.pad(x, (left, right, top, bottom))
+
+
+def _of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what makes a function of a node's operands, from function(options, *operands)."""
+    return lambda options, _: lambda *operands: function(options, *operands)
+
+
+_OPERATORS: dict[str, Callable[[Mapping[str, Any], Sequence[Any]], Any]] = {
+    "Activation": _activation,
+    "BatchNorm": _batch_norm,
+    "Concat": _of(lambda options, *x: torch.cat(x, options.get("dim", 1))),
+    "Convolution": _convolution,
+    "Dropout": lambda options, _: nn.Dropout(options.get("p", 0.5)),
+    "Flatten": lambda *_: nn.Flatten(),
+    "FullyConnected": _dense,
+    "Pad": _pad,
+    "Pooling": _pooling,
+    "_contrib_AdaptiveAvgPooling2D": lambda *_: nn.AdaptiveAvgPool2d(1),
+    "_copy": _of(lambda _, x: x),
+    "_div_scalar": _of(lambda options, x: x / options["scalar"]),
+    "_minus_scalar": _of(lambda options, x: x - options["scalar"]),
+    "_mul_scalar": _of(lambda options, x: x * options["scalar"]),
+    "_plus_scalar": _of(lambda options, x: x + options["scalar"]),
+    "broadcast_mul": _of(lambda _, x, y: x * y),
+    "clip": _of(lambda options, x: x.clamp(options["a_min"], options["a_max"])),
+    "elemwise_add": _of(lambda _, x, y: x + y),
+    "elemwise_mul": _of(lambda _, x, y: x * y),
+    "mean": _of(lambda options, x: x.mean(options["axis"], bool(options.get("keepdims")))),
+}
 
 
 class SequenceNetwork(nn.Module):
@@ -100,14 +199,6 @@ class SequenceNetwork(nn.Module):
         """Return logits, shape (T, N, 1000), of tokens, shape (T, N)."""
         values, _ = self.recurrent(self.embedding(tokens))
         return self.out(values)
-
-
-def _convolution(
-    channels: int, out: int, *, kernel: int, stride: int = 1, bias: bool = False
-) -> list[Any]:
-    """Return a convolution and its BatchNorm."""
-    convolution = nn.Conv2d(channels, out, kernel, stride, padding=kernel // 2, bias=bias)
-    return [convolution, nn.BatchNorm2d(out)]
 
 
 def layer(*, dtype: str, kind: str, batch_size: int, size: int) -> Prepared:
@@ -131,12 +222,12 @@ def layer(*, dtype: str, kind: str, batch_size: int, size: int) -> Prepared:
 
 
 def training(
-    *, dtype: str, model: str, batch_size: int, image_size: int, compiled: bool = False
+    *, dtype: str, writer: str, model: str, batch_size: int, image_size: int, compiled: bool = False
 ) -> Prepared:
     """Prepare a training step with SGD and momentum; as ``workloads.training``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
-    net, images = _prepared(ResNetV1(model), images, dtype)
+    net, images = _prepared(_network(writer, model, image_size), images, dtype)
     labels = torch.arange(batch_size) % _CLASSES
     compute = _compiled(net, frozen=False) if compiled else net
     step = _step(net, compute, dtype, images, labels)
@@ -173,6 +264,7 @@ def _step(net: Any, compute: Any, dtype: str, inputs: Any, labels: Any) -> Calla
 def inference(
     *,
     dtype: str,
+    writer: str,
     model: str,
     batch_size: int,
     image_size: int,
@@ -182,7 +274,7 @@ def inference(
     """Prepare a prediction; as ``workloads.inference``."""
     torch.manual_seed(0)
     images = torch.randn(batch_size, 3, image_size, image_size)
-    net, images = _prepared(ResNetV1(model).eval(), images, dtype)
+    net, images = _prepared(_network(writer, model, image_size).eval(), images, dtype)
     compute = _compiled(net, frozen=True) if compiled else net
 
     def predict() -> None:
@@ -191,6 +283,13 @@ def inference(
             compute(images)
 
     return predict, {"images": batch_size, "calls": calls, **_facts(net)}
+
+
+def _network(writer: str, model: str, image_size: int) -> GraphNetwork:
+    script = Path(__file__).with_name("write_network.py")
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([writer, str(script), model, str(image_size), folder], check=True)
+        return GraphNetwork(Path(folder))
 
 
 def _compiled(net: Any, *, frozen: bool) -> Any:

@@ -33,7 +33,7 @@ from mpgluon_tools.zoo import refuse_unknown_network
 
 from recipes.data.images import list_images
 from recipes.options import positive
-from study.benchmarks.cases import CASES, DTYPES, PEER_MODELS, CaseOptions
+from study.benchmarks.cases import CASES, DTYPES, CaseOptions
 from study.benchmarks.figures import save_figure
 from study.benchmarks.growth import measure, sweeps
 from study.benchmarks.machine import file_stem, usable_cores
@@ -42,7 +42,7 @@ from study.benchmarks.race import Case, CaseResult, Conditions, race
 from study.benchmarks.record import BenchmarkRecord, begin_record, write_record
 from study.benchmarks.report import case_report, heading, memory_table, networks_table
 from study.benchmarks.tuning import tuning
-from study.benchmarks.zoo import zoo, zoo_small
+from study.benchmarks.zoo import networks, networks_predicting, zoo, zoo_small
 
 ROOT = Path(__file__).resolve().parents[2]
 # The names of their environments.
@@ -51,14 +51,20 @@ PEERS = {"PyTorch": "torch", "OpenVINO": "openvino"}
 LONG_CASES = {
     "zoo": zoo,
     "zoo-small": zoo_small,
+    "networks": networks,
+    "networks-predicting": networks_predicting,
     "memory": memory,
     "scale": sweeps,
     "tuning": tuning,
 }
-ROUNDS: dict[Optional[str], int] = {"memory": 1, "scale": 5, "tuning": 5}
+ROUNDS: dict[Optional[str], int] = {"networks": 5, "memory": 1, "scale": 5, "tuning": 5}
 # Whose contestants run one after the other, so that each has the memory to itself.
 ALONE = ("memory", "scale")
-TABLES = {"zoo": networks_table, "zoo-small": networks_table, "memory": memory_table}
+BESIDE_PYTORCH = ("networks", "networks-predicting")
+TABLES = {
+    **dict.fromkeys(("zoo", "zoo-small", *BESIDE_PYTORCH), networks_table),
+    "memory": memory_table,
+}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -135,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
         device=options.device,
         dtypes=options.dtype,
         peers=options.peers,
-        **({} if by_itself else find_peers(options)),
+        **({} if by_itself and by_itself not in BESIDE_PYTORCH else find_peers(options)),
         images=options.images,
         workers=options.workers,
         memory_limit_mib=options.memory_limit,
@@ -178,8 +184,6 @@ def find_peers(options: argparse.Namespace) -> dict[str, str]:
             print(f"{library} does not take part: {reason}")
             continue
         found[f"{name}_python"] = str(python)
-        if library != "OpenVINO" and options.model not in PEER_MODELS:
-            print(f"{library} has no {options.model} here: it takes part in single layers at most")
     return found
 
 

@@ -176,8 +176,6 @@ def test_a_peer_takes_part_if_there_is_an_interpreter_and_else_the_script_says_s
     script.main([*short, "--torch-python", str(SCRIPT), "--model", "vgg16"])
     printed = capsys.readouterr().out
     assert "does not take part" not in printed
-    assert "PyTorch has no vgg16 here: it takes part in single layers at most" in printed
-    assert "OpenVINO has no" not in printed
     names = [f"{name}_python" for name in script.PEERS.values()]
     asked = [tuple(getattr(settings, name) for name in names) for settings in tiny_cases]
     torch, *others = [str(python)] * len(names)

@@ -172,7 +172,9 @@ _OPERATORS: dict[str, Callable[[Mapping[str, Any], Sequence[Any]], Any]] = {
     "FullyConnected": _dense,
     "Pad": _pad,
     "Pooling": _pooling,
-    "_contrib_AdaptiveAvgPooling2D": lambda *_: nn.AdaptiveAvgPool2d(1),
+    "_contrib_AdaptiveAvgPooling2D": lambda options, _: nn.AdaptiveAvgPool2d(
+        options.get("output_size") or 1
+    ),
     "_copy": _of(lambda _, x: x),
     "_div_scalar": _of(lambda options, x: x / options["scalar"]),
     "_minus_scalar": _of(lambda options, x: x - options["scalar"]),

@@ -15,10 +15,10 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, Callable
 
-import numpy as np
 import torch  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn import functional  # type: ignore[import-not-found]
@@ -45,14 +45,14 @@ class GraphNetwork(nn.Module):
     Parameters
     ----------
     folder : Path
-        With ``net.json``, MXNet's text of a symbol, and ``net.npz``, an array for each of its
-        variables but the images.
+        With ``net.json``, MXNet's text of a symbol; ``shapes.json``, the shape of each variable but
+        the images; and ``values``, their FP32 numbers in this order.
     """
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
         graph = json.loads((folder / "net.json").read_text())
-        values = np.load(folder / "net.npz")
+        values = _values(folder)
         self.layers = nn.ModuleList()
         self._steps: list[tuple[int, Any, list[int]]] = []
         (self._result, *_), *more = graph["heads"]
@@ -66,11 +66,11 @@ class GraphNetwork(nn.Module):
                 raise ValueError(f"PyTorch's network has no operator {node['op']}")
             sources = [source for source, *_ in node["inputs"]]
             names = [graph["nodes"][source]["name"] for source in sources]
-            arrays = [torch.from_numpy(values[name]) for name in names if name in values.files]
+            arrays = [values[name] for name in names if name in values]
             part = _OPERATORS[node["op"]](_options(node), arrays)
             if isinstance(part, nn.Module):
                 self.layers.append(part)
-            operands = [one for one, name in zip(sources, names) if name not in values.files]
+            operands = [one for one, name in zip(sources, names) if name not in values]
             self._steps.append((number, part, operands))
 
     def forward(self, images: Any) -> Any:
@@ -79,6 +79,14 @@ class GraphNetwork(nn.Module):
         for number, part, operands in self._steps:
             results[number] = part(*[results[one] for one in operands])
         return results[self._result]
+
+
+def _values(folder: Path) -> dict[str, Any]:
+    """Return the values by name; the interpreter may have no NumPy."""
+    shapes = json.loads((folder / "shapes.json").read_text())
+    numbers = torch.frombuffer(bytearray((folder / "values").read_bytes()), dtype=torch.float32)
+    parts = numbers.split([prod(shape) for shape in shapes.values()])
+    return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}
 
 
 def _options(node: Mapping[str, Any]) -> dict[str, Any]:

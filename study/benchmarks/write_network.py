@@ -1,11 +1,12 @@
 """The program that writes a network of a model zoo, with random weights, for other libraries.
 
 Its arguments are the network's name, the side of its images in pixels, and an ONNX file or a
-folder, which gets MXNet's text of the graph, ``net.json``, and its values, ``net.npz``.
+folder, which gets the files that PyTorch's contestant reads.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from mpgluon_tools.onnx import export_onnx
 from mpgluon_tools.zoo import build_network
 
 import mxnet as mx
-import numpy as np
 from mxnet import gluon
 
 __all__ = ["write_graph"]
@@ -24,15 +24,16 @@ _CLASSES = 1000  # as in workloads.py
 
 
 def write_graph(net: gluon.HybridBlock, folder: Path) -> None:
-    """Write the graph of a network of one input, and the values of its parameters."""
+    """Write the graph of a network of one input, and shapes and values of its parameters."""
     symbol = net(mx.sym.var("data"))
     (folder / "net.json").write_text(symbol.tojson())
     used = set(symbol.list_inputs())
-    parameters = net.collect_params().values()
-    np.savez(
-        folder / "net.npz",
-        **{one.name: one.data().asnumpy() for one in parameters if one.name in used},
-    )
+    values = {
+        one.name: one.data().asnumpy() for one in net.collect_params().values() if one.name in used
+    }
+    shapes = {name: value.shape for name, value in values.items()}
+    (folder / "shapes.json").write_text(json.dumps(shapes))
+    (folder / "values").write_bytes(b"".join(value.tobytes() for value in values.values()))
 
 
 def main() -> None:

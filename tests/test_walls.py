@@ -257,12 +257,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_786,
+    "mpgluon": 18_776,
     "mpgluon_tools": 14_350,
-    "recipes": 4_960,
-    "study": 16_656,
-    "scripts": 500,
-    "tests": 51_661,
+    "recipes": 4_959,
+    "study": 16_677,
+    "scripts": 498,
+    "tests": 51_662,
 }
 LINES_LOADED = {"mpgluon": 7_849, "mpgluon.amp": 11_902}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

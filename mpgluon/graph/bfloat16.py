@@ -82,8 +82,8 @@ def compute_natively(
             node.inputs = [operand]
     graph = Graph(graph.heads)
     for node in graph.nodes:
-        if _is_of_images(node, shapes) and not (for_backend and _clips_in_fp32(graph, node)):
-            _compute_in_fp32(graph, node)
+        if _is_of_images(node, shapes):
+            _compute_in_fp32(graph, node, for_backend=for_backend)
     graph = Graph(graph.heads)
     for node in list(graph.nodes):
         if node.operator == "clip":
@@ -93,7 +93,7 @@ def compute_natively(
         if node.operator == "Pad":
             _pad_in_bfloat16(graph, node)
         else:
-            _compute_in_any_layout(node, for_backend=for_backend)
+            _choose_own_operator(node, for_backend=for_backend)
     _hold_in_bfloat16(graph)
     graph = Graph(graph.heads)
     for node in graph.nodes:
@@ -134,13 +134,18 @@ def _is_of_images(node: Node, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     )
 
 
-def _compute_in_fp32(graph: Graph, node: Node) -> None:
+def _compute_in_fp32(graph: Graph, node: Node, *, for_backend: bool) -> None:
     """Let a convolution take and return FP32 values, and round its result.
 
-    Rounding may change places with ReLU and max pooling, which keep the order of numbers: it comes
-    last, so that oneDNN can fuse the others, and fewer numbers are rounded.
+    Rounding may change places with ReLU, max pooling and clipping, which keep the order of numbers:
+    it comes last, so that oneDNN can fuse the others, and fewer numbers are rounded. Behind a clip
+    only a backend has it so: gradients of numbers that are rounded to a bound would be others.
     """
     node.inputs = [_fp32_of(entry) for entry in node.inputs]
+    followers = _followers(graph, node, _WIDEN, "clip", _NARROW) if for_backend else None
+    if followers is not None:
+        followers[1].inputs = [Entry(node)]
+        return
     result = node
     behind = _only_reader(graph, Entry(result))
     if behind is not None and behind.options.get("act_type") == "relu":
@@ -149,20 +154,6 @@ def _compute_in_fp32(graph: Graph, node: Node) -> None:
         _replace(graph, behind, result)
     else:
         _replace(graph, result, _made(_NARROW, Entry(result)).node)
-
-
-def _clips_in_fp32(graph: Graph, node: Node) -> bool:
-    """Compute a convolution and the clip of its result in FP32, where that is rounded next.
-
-    Rounding and clipping may change places. A backend fuses both operators. The gradient would be
-    another one for numbers that are rounded to a bound.
-    """
-    followers = _followers(graph, node, _WIDEN, "clip", _NARROW)
-    if followers is None:
-        return False
-    node.inputs = [_fp32_of(entry) for entry in node.inputs]
-    followers[1].inputs = [Entry(node)]
-    return True
 
 
 def _clip_in_bfloat16(graph: Graph, node: Node) -> None:
@@ -193,13 +184,12 @@ def _pad_in_bfloat16(graph: Graph, node: Node) -> None:
         _replace(graph, behind, node)
 
 
-def _compute_in_any_layout(node: Node, *, for_backend: bool) -> None:
+def _choose_own_operator(node: Node, *, for_backend: bool) -> None:
     """Choose an own operator where oneDNN has slow code for some layouts or shapes."""
-    options = node.options
-    if node.operator == "Convolution" and options.get("num_group", 1) > 1:
-        if not for_backend:  # which computes no gradients
-            node.operator = f"{_GROUPED}Convolution"
-    elif node.operator == "FullyConnected" and not for_backend:
+    options, has_gradients = node.options, not for_backend
+    if node.operator == "Convolution" and options.get("num_group", 1) > 1 and has_gradients:
+        node.operator = f"{_GROUPED}Convolution"
+    elif node.operator == "FullyConnected" and has_gradients:
         node.operator = _DENSE
     elif node.operator == "BatchNorm" and options.get("axis", 1) == 1:
         node.operator = _NORM

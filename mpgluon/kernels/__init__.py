@@ -112,9 +112,9 @@ def load() -> bool:
     The first call on a machine compiles them, which takes up to a minute; later calls in the same
     process return the same answer. :func:`mpgluon.cast_block` and ``amp.autocast`` call this for a
     network on a CPU, and a network that :func:`mpgluon.prepare` left in FP32 does when it is first
-    called, if it has operators to replace. Where there is no library, a warning says why, once on
-    a machine. ``MPGLUON_NATIVE`` in the environment may switch the operators off (``0``) or name
-    the level of processors that they are compiled for (``x86-64-v3``).
+    called, if it has operators to replace. If they cannot be had, a warning says why, once on a
+    machine. ``MPGLUON_NATIVE`` in the environment may switch the operators off (``0``) or name the
+    level of processors that they are compiled for (``x86-64-v3``).
     """
     from mpgluon.kernels.library import build  # with the compiler: for a network on a CPU
 

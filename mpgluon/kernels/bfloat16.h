@@ -29,7 +29,8 @@ void cast(const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const 
   if (kKeepsBlocks && layout > 1 && req[0] != mxnet::kAddTo)
     return cast_blocks(in[0], layout, out[0]);
   // Inference in FP32 leaves weights in layouts from which oneDNN does not cast.
-  const bool is_weight = in[0].dtype() == mshadow::kFloat32 && (layout == 0 || is_channels_last(in[0]));
+  const bool is_weight =
+      in[0].dtype() == mshadow::kFloat32 && (layout == 0 || is_channels_last(in[0].shape(), layout));
   const NDArray from = is_weight ? plain(in[0]) : in[0];
   if (req[0] != mxnet::kAddTo) return call(cast, attrs, ctx, {from}, req, out);
   const NDArray apart = fresh(out[0], out[0].dtype());

@@ -19,7 +19,7 @@ inline int layout_for(const Arrays& parts, const NDArray& whole) {
   for (const NDArray& part : parts) {
     const int layout = layout_of(part);
     in_blocks = in_blocks && layout == kLanes;
-    last = last || (layout > 1 && layout == part.shape()[1]);
+    last = last || is_channels_last(part.shape(), layout);
   }
   return in_blocks ? kLanes : last ? whole.shape()[1] : 1;
 }
@@ -30,7 +30,7 @@ inline void forward(const nnvm::Op*, const NodeAttrs&, const OpContext&, const A
   const auto& shape = out[0].shape();
   if (shape.Size() == 0) return;
   const int layout = layout_for(in, out[0]);
-  const bool last = layout > 1 && layout == shape[1];
+  const bool last = is_channels_last(shape, layout);
   Arrays parts;
   for (const NDArray& part : in)
     parts.push_back(in_layout<uint16_t>(part, last ? part.shape()[1] : layout));

@@ -63,10 +63,9 @@ inline int layout_of(const NDArray& array) {
   return array.GetMKLDNNData(channels_last(array.shape(), dtype)) ? array.shape()[1] : 0;
 }
 
-inline bool is_channels_last(const NDArray& array) {
-  return array.IsMKLDNNData() && array.dtype() == mshadow::kFloat32 && !array.IsView() &&
-         array.shape().ndim() == 4 &&
-         array.GetMKLDNNData(channels_last(array.shape(), mshadow::kFloat32)) != nullptr;
+// Whether all channels of a pixel lie side by side, in an array of this shape and layout.
+inline bool is_channels_last(const mxnet::TShape& shape, int layout) {
+  return layout > 1 && layout == shape[1];
 }
 
 // Return a plain array: the array itself, or a copy of one in another layout.

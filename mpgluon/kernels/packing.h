@@ -90,13 +90,14 @@ template <class Format>
 void narrow_array(const Format& format, const NDArray& in, OpReqType req, const NDArray& out,
                   int layout) {
   write_codes(format, req, out, [&](uint16_t* y) {
-    if (layout == kChunk && is_channels_last(in)) {
+    const int given = layout_of(in);
+    const bool turned = given != layout && layout != 1;
+    if (turned && layout == kChunk && is_channels_last(in.shape(), given)) {
       const float* x = address(in);
       return for_places_channels_last(in.shape(), [&](int64_t code, int64_t number) {
         format.narrow_to(y + code, x + number);
       });
     }
-    const bool turned = layout_of(in) != layout && layout != 1;
     const NDArray x = turned || layout == 1 ? plain(in) : in;
     if (!turned) return narrow_codes(format, address(x), in.shape().Size(), y);
     block(address(x), y, in.shape(), layout, [&](float one) { return format.narrow_one(one); });

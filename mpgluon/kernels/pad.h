@@ -42,7 +42,7 @@ void copy_images(const mxnet::TShape& small, const mxnet::TShape& large, int lay
 template <bool kOut, class X>
 void pad_as(const Margin& margin, const NDArray& in, OpReqType req, const NDArray& out) {
   const int layout = std::max(1, layout_of(in));
-  const NDArray from = layout == layout_of(in) ? in : plain(in);
+  const NDArray from = in_layout<X>(in, layout);
   const auto &small = (kOut ? out : in).shape(), &large = (kOut ? in : out).shape();
   write_in<X>(layout, req, out, [&](X* to) {
     copy_images<kOut>(small, large, layout, margin, [](X x) { return sum_of(X(0), x); },

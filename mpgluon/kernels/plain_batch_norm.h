@@ -63,7 +63,7 @@ void normalize_pixels(const Shape& shape, int64_t layout, const float* means, co
 template <class X>
 void plain_forward(const Settings& settings, bool of_batch, const Arrays& in, const Arrays& out) {
   const int layout = of_batch ? 1 : std::max(1, layout_of(in[kData]));
-  const NDArray data = layout == 1 ? plain(in[kData]) : in[kData];
+  const NDArray data = in_layout<X>(in[kData], layout);
   const Shape shape = shape_of(data);
   const X* x = elements_of<const X>(data);
   X* y = room_in<X>(out[kOut], layout);

@@ -150,7 +150,7 @@ _INFERENCE: Variants = (
     *_PYTORCH_NETWORKS,
     *_COMPILED,
     *(
-        (f"{name} {dtype}", library, dtype, {"engine": library, "writer": sys.executable})
+        (f"{name} {dtype}", library, dtype, {"engine": library, **_WRITER})
         for name, library, dtype in (
             ("onnxruntime", "onnxruntime", "float32"),
             ("OpenVINO", "openvino", "float32"),
@@ -158,14 +158,30 @@ _INFERENCE: Variants = (
         )
     ),
 )
+
+
+def _named(variants: Variants, *names: str) -> Variants:
+    return tuple(one for one in variants if one[0] in names)
+
+
 # By the factory, where PyTorch's native bfloat16 is the measure.
 _BESIDE_PYTORCH: dict[str, Variants] = {
-    "training": (
-        *_TRAINING[:3],
-        _FORMATS[3],
-        *(one for one in (*_PYTORCH_NETWORKS, *_COMPILED) if one[2] == "bfloat16"),
+    "training": _named(
+        _TRAINING,
+        "Gluon float32",
+        "mpgluon float32",
+        "mpgluon float16",
+        "mpgluon bfloat16",
+        "PyTorch bfloat16",
+        "PyTorch bfloat16, compiled",
     ),
-    "inference": (*_PREDICTING[:2], _PREDICTING[5], _COMPILED[1]),
+    "inference": _named(
+        _INFERENCE,
+        "Gluon float32",
+        "mpgluon float32, folded",
+        "mpgluon bfloat16, folded",
+        "PyTorch bfloat16, compiled",
+    ),
 }
 
 

@@ -69,7 +69,7 @@ def _beside(
 ) -> list[Case]:
     cases = []
     for model in options.models or models:
-        batch, size = 32 if model.startswith("cifar") else 8, _own_size(model)
+        batch, size = _batch_size(model, 8), _own_size(model)
         if model == "efficientnet_lite0":
             batch, size = of_efficientnet
         alone = replace(
@@ -87,11 +87,16 @@ def _own_size(model: str) -> int:
     return 32 if model.startswith("cifar") else 299 if model.startswith("inception") else 224
 
 
+def _batch_size(model: str, of_others: int) -> int:
+    """Return the default of a network: 32 for one of CIFAR."""
+    return 32 if model.startswith("cifar") else of_others
+
+
 def _zoo(name: str, sizes: Mapping[str, int], batch_size: int, options: CaseOptions) -> list[Case]:
-    """Return a case for each network and batch size; networks for CIFAR take batches of 32."""
+    """Return a case for each network and batch size."""
     cases = []
     for model, size in sizes.items():
-        default = 32 if model.startswith("cifar") else batch_size
         alone = replace(options, model=model, image_size=size)
-        cases += training_in_formats(name, "training step", alone, (default,))
+        batches = (_batch_size(model, batch_size),)
+        cases += training_in_formats(name, "training step", alone, batches)
     return cases

@@ -10,7 +10,7 @@ busy machine may be longer, and are then measured again.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Optional
 
 from mpgluon_tools.commands import parser_of
@@ -137,6 +137,15 @@ def in_every(attempts: Iterable[set[str]]) -> set[str]:
     return names
 
 
+def assert_no_slow_code(network: str, profile: Callable[[int], StepProfile]) -> StepProfile:
+    """Check the profiles of so many rounds; return the first."""
+    first = profile(ROUNDS[0])
+    assert named_slow(first, network) == set()
+    attempts = (first if rounds == ROUNDS[0] else profile(rounds) for rounds in ROUNDS)
+    assert in_every(too_long(one, network) for one in attempts) == set()
+    return first
+
+
 @pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("native_bfloat16", "native_operators")
@@ -149,10 +158,7 @@ def test_a_training_step_in_bfloat16_runs_no_slow_code(name, monkeypatch):
         options = parser_of("bench").parse_args([name, *sizes, f"--rounds={rounds}"])
         return profile_of_process(options, "bfloat16")
 
-    first = profile(ROUNDS[0])
-    assert named_slow(first, name) == set()
-    attempts = (first if rounds == ROUNDS[0] else profile(rounds) for rounds in ROUNDS)
-    assert in_every(too_long(one, name) for one in attempts) == set()
+    assert_no_slow_code(name, profile)
 
 
 @pytest.mark.slow
@@ -167,11 +173,8 @@ def test_a_prediction_in_bfloat16_runs_no_slow_code(name):
         assert done.returncode == 0, done.stderr
         return read_profile(done.stdout)
 
-    first = profile(ROUNDS[0])
-    assert named_slow(first, name) == set()
+    first = assert_no_slow_code(name, profile)
     assert "clip" not in first.operators  # MXNet's, on plain arrays
-    attempts = (first if rounds == ROUNDS[0] else profile(rounds) for rounds in ROUNDS)
-    assert in_every(too_long(one, name) for one in attempts) == set()
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def command(*arguments, extra=None, status=0):
 
 
 def native_operators():
-    """The wheel's own library computes, where there is no compiler."""
+    """Without a compiler, the wheel's own library computes."""
     values = mx.nd.random.normal(shape=(3, 1001))
     assert kernels.load(), kernels.status()
     rounded = kernels.invoke("_mpgluon_plain_value_11_5", values).asnumpy()

@@ -43,12 +43,12 @@ def by(operator, symbol):
     return graph.symbol()
 
 
-def times_one(symbol, channels, values):
-    """Return a convolution that multiplies by one; its weight is added to the values."""
+def times_one(symbol, channels, values, cast=as_bfloat16):
+    """Return a convolution that multiplies by one; the values get its weight, which is cast."""
     name = f"w{len(values)}"
     values[name] = np.eye(channels, dtype="float32").reshape(channels, channels, 1, 1)
     options = {"kernel": (1, 1), "num_filter": channels, "no_bias": True}
-    return mx.sym.Convolution(symbol, as_bfloat16(mx.sym.var(name)), **options)
+    return mx.sym.Convolution(symbol, cast(mx.sym.var(name)), **options)
 
 
 def computed(symbol, values, gradient=None, *, grad_req="write", states=None, is_train=True):
@@ -503,9 +503,7 @@ def test_the_average_of_all_pixels_and_its_gradient_are_those_of_float64(
     x = random.standard_normal(shape).astype("float32") + np.float32(1)
     values, data = {"x": x}, mx.sym.var("x")
     if in_blocks:
-        one = np.eye(shape[1], dtype="float32").reshape(shape[1], shape[1], 1, 1)
-        values["weight"], options = one, {"kernel": (1, 1), "num_filter": shape[1], "no_bias": True}
-        data = mx.sym.Convolution(data, mx.sym.var("weight"), **options)
+        data = times_one(data, shape[1], values, cast=mx.sym.identity)
     pooled = mx.sym.Pooling(data, global_pool=True, pool_type="avg", kernel=(1, 1))
     gradient = random.standard_normal((*shape[:2], 1, 1)).astype("float32")
     found = computed(by(f"{ANY_LAYOUT}Pooling", pooled), values, gradient, grad_req=grad_req)

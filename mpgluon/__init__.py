@@ -101,6 +101,7 @@ __all__ = [
     "cast_block",
     "estimator",
     "load_checkpoint",
+    "load_classifier",
     "prepare",
     "restore",
     "round_to",
@@ -111,6 +112,7 @@ __all__ = [
 _HOMES = {
     "WeightAverage": "mpgluon.updates.average",
     "load_checkpoint": "mpgluon.checkpoint",
+    "load_classifier": "mpgluon.deployment",
     "prepare": "mpgluon.preparation",
     "save_checkpoint": "mpgluon.checkpoint",
 }

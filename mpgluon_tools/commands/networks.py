@@ -17,6 +17,7 @@ from mpgluon_tools.commands.arguments import refuse_given
 from mpgluon_tools.commands.checkout import is_run, opener
 from mpgluon_tools.diagnostics.observe import Batch
 from mpgluon_tools.named_code import call_named, file_of
+from mpgluon_tools.onnx.metadata import ServingMetadata
 from mpgluon_tools.parameter_files import is_state_dict_file, load_parameter_file
 from mpgluon_tools.zoo import build_network, is_in_mxnet
 
@@ -64,6 +65,23 @@ class OpenedNetwork:
     classes: Optional[tuple[str, ...]] = None
     batch: Optional[Batch] = None
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
+
+    def metadata(self, image_size: int = 224) -> ServingMetadata:
+        """Return how the network takes photographs, of so many pixels where it does not say.
+
+        Raises
+        ------
+        ValueError
+            If the network does not work on them, or has another number of logits than names.
+        """
+        size = self.image_size or image_size
+        advice = "Photographs have three colours; --image-size is their side"
+        batch, _ = example_batch(self.net, [(1, 3, size, size)], mx.cpu(), advice=advice)
+        logits = self.net(*batch.arguments).shape[1]
+        classes = tuple(map(str, range(logits))) if self.classes is None else self.classes
+        if len(classes) != logits:
+            raise ValueError(f"the network has {logits} logits, but classes names {len(classes)}")
+        return ServingMetadata(self.name, size, classes, **self.preprocessing)
 
 
 def one_device(text: str) -> mx.Context:

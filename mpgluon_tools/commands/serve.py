@@ -85,7 +85,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
-    from mpgluon_tools.commands.networks import example_batch, open_network
+    from mpgluon_tools.commands.networks import open_network
     from mpgluon_tools.serving import page
     from mpgluon_tools.serving.classifier import Classifier
 
@@ -94,14 +94,10 @@ def _serve(options: argparse.Namespace, listening: socket.socket) -> None:
     with progress_line(2) as show:
         show("the network")
         opened = open_network(options, mx.cpu(), all_values=True)
-        size = opened.image_size or options.image_size
-        classes = opened.classes
-        advice = "The page is for photographs of three colours; --image-size is their side"
-        batch, _ = example_batch(opened.net, [(1, 3, size, size)], mx.cpu(), advice=advice)
-        if classes is None:
-            classes = tuple(map(str, range(opened.net(*batch.arguments).shape[1])))
+        metadata = opened.metadata(options.image_size)
         show("the network in each format")
         dtypes = options.dtype or ["float16", "bfloat16"]
+        size, classes = metadata.image_size, metadata.classes or ()
         classifier = Classifier(
             opened.net, classes, image_size=size, dtype=dtypes, **opened.preprocessing
         )

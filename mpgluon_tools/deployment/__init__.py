@@ -10,6 +10,7 @@ from typing import Any
 from mpgluon_tools.deployment.inference import InferenceNetwork, inference_network
 from mpgluon_tools.deployment.mxnet_export import export_mxnet, import_mxnet
 from mpgluon_tools.deployment.predictions import Agreement, agreement
+from mpgluon_tools.deployment.runs import load_classifier
 
 __all__ = [
     "Agreement",
@@ -18,6 +19,7 @@ __all__ = [
     "export_mxnet",
     "import_mxnet",
     "inference_network",
+    "load_classifier",
 ]
 
 _OF_TOOLS = ("ServingMetadata", "export_onnx", "read_metadata")

@@ -8,11 +8,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Optional, Union
 
 from mpgluon.base.blocks import interface
 from mpgluon.cast.arithmetic import arithmetic_of
 from mpgluon.cast.numpy_arrays import in_current_interface
+from mpgluon.errors import PrecisionError
 from mpgluon_tools.deployment.inference import inference_network
 from mpgluon_tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD, ServingMetadata
 from mpgluon_tools.serving.photographs import normalized_levels, read_photograph
@@ -22,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
 
-__all__ = ["Classifier", "Guess", "Prediction"]
+__all__ = ["Classifier", "Guess", "PhotographClassifier", "Prediction"]
 
 _GUESSES = 5
 _WARM_UP = 5  # calls: the first traces the network, others may bring weights into new layouts
@@ -128,7 +130,7 @@ class Classifier:
         self._networks = {name: inference_network(net, name) for name in self.arithmetic}
         self._times_ms: dict[str, deque[float]] = {}
         noise = np.random.RandomState(0).randint(0, 256, (image_size, image_size, 3))
-        images = self._images(noise.astype(np.uint8))
+        images = _images(noise.astype(np.uint8), self._levels)
         for name in self._networks:
             logits = self._logits(name, images, _WARM_UP)
             if len(logits) != len(self.classes):
@@ -147,7 +149,8 @@ class Classifier:
         """
         with self._lock, interface(in_numpy=self._in_numpy):  # which each thread has for itself
             share = self.metadata.centre_crop
-            images = self._images(read_photograph(photograph, self.image_size, share))
+            pixels = read_photograph(photograph, self.image_size, share)
+            images = _images(pixels, self._levels)
             logits = {name: self._logits(name, images, _CALLS) for name in self._networks}
             times_ms = {name: tuple(times) for name, times in self._times_ms.items()}
         probabilities = {name: _probabilities(found) for name, found in logits.items()}
@@ -168,13 +171,6 @@ class Classifier:
             for name, found in probabilities.items()
         )
 
-    def _images(self, pixels: npt.NDArray[np.uint8]) -> mx.nd.NDArray:
-        """Return the network's input for one image: shape (1, 3, size, size), FP32."""
-        channels = [values[pixels[..., i]] for i, values in enumerate(self._levels)]
-        images = mx.nd.array(np.stack(channels)[np.newaxis], dtype="float32")
-        images.wait_to_read()
-        return in_current_interface(images)
-
     def _logits(self, name: str, images: mx.nd.NDArray, calls: int) -> npt.NDArray[np.float32]:
         """Return the logits of the network in one format, and remember the times of its calls."""
         times_ms = self._times_ms.setdefault(name, deque(maxlen=_REMEMBERED))
@@ -191,6 +187,74 @@ class Classifier:
         if probabilities is None:
             return ()
         return tuple(Guess(self.classes[i], float(probabilities[i])) for i in categories)
+
+
+class PhotographClassifier:
+    """A network in one format that names photographs; it may be called from several threads.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        With values; see :func:`mpgluon.deployment.inference_network`. It is not changed.
+    metadata : ServingMetadata
+        The input and the categories, which it must have.
+    dtype : {"float32", "float16", "bfloat16"}
+
+    Attributes
+    ----------
+    classes : tuple of str
+        The categories.
+    metadata : ServingMetadata
+    """
+
+    def __init__(
+        self, net: gluon.HybridBlock, metadata: ServingMetadata, dtype: str = "float32"
+    ) -> None:
+        self.metadata, self.classes = metadata, metadata.classes or ()
+        self._network, self._dtype = inference_network(net, dtype), dtype
+        self._levels = normalized_levels(metadata.mean, metadata.std)
+        self._lock, self._in_numpy = threading.Lock(), mx.util.is_np_array()
+
+    def __call__(self, photograph: Union[str, Path, bytes]) -> list[tuple[str, float]]:
+        """Return every category with its probability in [0, 1], likeliest first.
+
+        Parameters
+        ----------
+        photograph : str or Path, or bytes
+            A file in a format that Pillow reads; or the bytes of a JPEG, PNG or WebP file, which
+            may be untrusted.
+
+        Raises
+        ------
+        DataError
+            If it is not such a file, or is damaged, or has more than 32 million pixels.
+        OSError
+            If the file cannot be read.
+        PrecisionError
+            If a logit is not finite, as after an overflow in float16.
+        """
+        is_bytes = isinstance(photograph, bytes)
+        data = photograph if isinstance(photograph, bytes) else Path(photograph).read_bytes()
+        with self._lock, interface(in_numpy=self._in_numpy):  # which each thread has for itself
+            size, share = self.metadata.image_size, self.metadata.centre_crop
+            pixels = read_photograph(data, size, share, any_format=not is_bytes)
+            (logits,) = self._network(_images(pixels, self._levels)).asnumpy()
+        probabilities = _probabilities(logits)
+        if probabilities is None:
+            raise PrecisionError(
+                f"a logit of the network is not finite in {self._dtype}; "
+                'try dtype="float32", and look for the layer with mpgluon diagnose'
+            )
+        order = (-probabilities).argsort(kind="stable")
+        return [(self.classes[i], float(probabilities[i])) for i in order]
+
+
+def _images(pixels: npt.NDArray[np.uint8], levels: npt.NDArray[np.float32]) -> mx.nd.NDArray:
+    """Return a network's input for one image: shape (1, 3, size, size), FP32."""
+    channels = [values[pixels[..., i]] for i, values in enumerate(levels)]
+    images = mx.nd.array(np.stack(channels)[np.newaxis], dtype="float32")
+    images.wait_to_read()
+    return in_current_interface(images)
 
 
 def _probabilities(logits: npt.NDArray[np.float32]) -> Optional[npt.NDArray[np.float64]]:

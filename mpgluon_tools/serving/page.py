@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 import socket
 from dataclasses import asdict
@@ -16,13 +18,16 @@ from mpgluon_tools.serving.photographs import NotAPhotographError
 
 with extra("serve"):
     import flask
-    import waitress  # type: ignore[import-untyped]
+    import waitress.channel  # type: ignore[import-untyped]
+    from waitress.parser import HTTPRequestParser  # type: ignore[import-untyped]
+    from waitress.utilities import RequestEntityTooLarge  # type: ignore[import-untyped]
     from werkzeug.exceptions import HTTPException
 
 __all__ = ["MAX_REQUEST_BYTES", "create_app", "run_server"]
 
 MAX_REQUEST_BYTES = 16 * 2**20
 _MAX_CONNECTIONS = 500  # waitress waits in select(), which takes no file numbers above 1,023
+_TOO_LARGE = f"the file is larger than {MAX_REQUEST_BYTES // 2**20} MiB; send a smaller copy of it"
 _IDLE_SECONDS = 10  # browsers open connections in advance, and connect again without being asked
 _PAGE = Path(__file__).parent / "page"
 _MARKS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # of Matplotlib
@@ -51,6 +56,7 @@ def create_app(
         The names by which a browser may call this server; by default any.
     """
     app = flask.Flask("serve", template_folder=_PAGE, static_folder=_PAGE / "static")
+    app.request_class = _Request
     app.config.update(MAX_CONTENT_LENGTH=MAX_REQUEST_BYTES, TRUSTED_HOSTS=trusted_hosts)
 
     @app.get("/")
@@ -73,10 +79,11 @@ def create_app(
 
     @app.post("/classify")
     def classify() -> Any:
-        """Answer the bytes of an image file, which are the whole body of the request."""
-        photograph = flask.request.get_data(cache=False)
+        """Answer an image file: the first one of a form, or else the whole body of the request."""
+        files = list(flask.request.files.values())
+        photograph = files[0].read() if files else flask.request.get_data(cache=False)
         if not photograph:
-            return {"error": "the request is empty; its body must be an image file"}, 400
+            return {"error": "the request has no image file, in a form or as its body"}, 400
         try:
             predictions = classifier(photograph)
         except NotAPhotographError as error:
@@ -89,7 +96,7 @@ def create_app(
     def in_json(error: HTTPException) -> Any:
         message = error.description
         if error.code == 413:
-            message = f"the file is larger than {MAX_REQUEST_BYTES // 2**20} MiB"
+            message = _TOO_LARGE
         return {"error": message}, error.code
 
     @app.after_request
@@ -98,6 +105,35 @@ def create_app(
         return response
 
     return app
+
+
+class _Request(flask.Request):
+    """Keeps the files of a form in memory, not on the disk."""
+
+    def _get_file_stream(self, *_: Any, **__: Any) -> io.BytesIO:
+        return io.BytesIO()
+
+
+class _TooLarge(RequestEntityTooLarge):
+    """A refusal by waitress, before the application sees the request, in its words."""
+
+    def to_response(self, _: Any = None) -> tuple[str, list[tuple[str, str]], bytes]:
+        headers = [("Content-Type", "application/json")]
+        return "413 Content Too Large", headers, json.dumps({"error": _TOO_LARGE}).encode()
+
+
+class _Parser(HTTPRequestParser):
+    error: Any
+
+    def received(self, data: bytes) -> int:
+        read: int = super().received(data)
+        if isinstance(self.error, RequestEntityTooLarge):
+            self.error = _TooLarge("")
+        return read
+
+
+class _Channel(waitress.channel.HTTPChannel):
+    parser_class = _Parser
 
 
 def run_server(app: flask.Flask, listening: socket.socket) -> None:
@@ -117,4 +153,5 @@ def run_server(app: flask.Flask, listening: socket.socket) -> None:
         cleanup_interval=1,
         ident=None,
     )
+    server.channel_class = _Channel
     server.run()

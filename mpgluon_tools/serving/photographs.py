@@ -57,7 +57,9 @@ class NotAPhotographError(DataError):
     """Bytes are not an image in one of the known formats."""
 
 
-def read_photograph(data: bytes, size: int, share: float = _CENTRE_SHARE) -> npt.NDArray[np.uint8]:
+def read_photograph(
+    data: bytes, size: int, share: float = _CENTRE_SHARE, *, any_format: bool = False
+) -> npt.NDArray[np.uint8]:
     """Return the central square of a JPEG, PNG or WebP file, rotated by its EXIF orientation.
 
     Not thread-safe, since it temporarily silences warnings.
@@ -70,6 +72,8 @@ def read_photograph(data: bytes, size: int, share: float = _CENTRE_SHARE) -> npt
         The square's side in pixels.
     share : float
         The square's side as a share of the photograph's shorter side, in (0, 1].
+    any_format : bool
+        Whether the file may have any format that Pillow reads: of one that is trusted.
 
     Returns
     -------
@@ -86,14 +90,15 @@ def read_photograph(data: bytes, size: int, share: float = _CENTRE_SHARE) -> npt
     """
     try:
         # opened() leaves enough pixels for squares of at least 0.43 of the shorter side.
-        with opened(io.BytesIO(data), _FORMATS, size=math.ceil(size / min(1, 2 * share))) as image:
+        least = math.ceil(size / min(1, 2 * share))
+        formats = None if any_format else _FORMATS
+        with opened(io.BytesIO(data), formats, size=least) as image:
             return centre_crop(image, size, share)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
-        raise NotAPhotographError(
-            f"cannot read this image: formats are {', '.join(_FORMATS)}"
-        ) from error
+        known = "" if any_format else f": formats are {', '.join(_FORMATS)}"
+        raise NotAPhotographError(f"cannot read this image{known}") from error
     except Image.DecompressionBombError as error:
         raise DataError(
             f"the image has more than {MAX_IMAGE_PIXELS // 10**6} million pixels; give a smaller "

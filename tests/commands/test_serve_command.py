@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -138,6 +139,18 @@ def test_an_answer_is_what_the_classifier_says(client, classifier, images):
             ]
 
 
+def test_a_form_is_answered_as_its_file_and_kept_in_memory(server, images):
+    large = BytesIO()  # of 1 MB: werkzeug would write it to a file, which the fixture would see
+    noise = np.random.RandomState(0).randint(0, 256, (600, 600, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(large, "png")
+    for photograph in (images[0].read_bytes(), large.getvalue()):
+        as_form, as_body = (
+            requests.post(f"{server}classify", timeout=60, **body).json()["predictions"][0]
+            for body in ({"files": {"photo": photograph}}, {"data": photograph})
+        )
+        assert as_form["guesses"] == as_body["guesses"]
+
+
 def cut_short(images) -> bytes:
     return images[0].read_bytes()[:300]
 
@@ -145,13 +158,15 @@ def cut_short(images) -> bytes:
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [
-        (b"", 400, "the request is empty"),
+        (b"", 400, "the request has no image file, in a form or as its body"),
         (TEXT, 415, "formats are JPEG, PNG, WEBP"),
         (cut_short, 400, "damaged or cut short"),
         (bytes(LIMIT), 415, "cannot read this image"),
-        (bytes(LIMIT + 1), 413, "the file is larger than 16 MiB"),
+        (bytes(LIMIT + 1), 413, "the file is larger than 16 MiB; send a smaller copy of it"),
+        ({"word": "not a file"}, 400, "the request has no image file"),
+        ({"file": (BytesIO(TEXT), "text.jpg")}, 415, "formats are JPEG, PNG, WEBP"),
     ],
-    ids=["nothing", "text", "cut short", "as large as allowed", "too large"],
+    ids=["nothing", "text", "cut short", "largest", "too large", "a form's word", "a form's text"],
 )
 def test_other_files_than_photographs_get_a_status_and_a_sentence(
     client, images, body, status, message
@@ -359,7 +374,9 @@ def test_a_large_request_is_answered_and_too_large_a_one_refused(server):
     with socket.create_connection((address[0], int(address[1])), timeout=60) as connection:
         head = f"POST /classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {LIMIT + 1}\r\n\r\n"
         connection.sendall(head.encode())
-        assert connection.recv(12) == b"HTTP/1.1 413"
+        answer = connection.makefile("rb").read().decode()
+    assert answer.startswith("HTTP/1.1 413")
+    assert "larger than 16 MiB" in json.loads(answer.partition("\r\n\r\n")[2])["error"]
 
 
 def test_requests_that_wait_for_others_are_answered_without_a_warning(server, images):

@@ -10,10 +10,11 @@ import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
-from mpgluon import DataError
+from mpgluon import DataError, PrecisionError
 from mpgluon.kernels.bfloat16 import has_native_bfloat16
+from mpgluon_tools.onnx import ServingMetadata
 from mpgluon_tools.serving import classifier as classifying
-from mpgluon_tools.serving.classifier import Classifier
+from mpgluon_tools.serving.classifier import Classifier, PhotographClassifier
 from mpgluon_tools.serving.photographs import NotAPhotographError, read_photograph
 
 import mxnet as mx
@@ -148,6 +149,31 @@ def test_a_network_that_overflows_in_float16_gives_no_guesses_there():
     one, other = classifier_of(net, dtype="float16")(white)
     assert len(one.guesses) == 5
     assert other.guesses == other.others == ()
+
+
+def test_one_format_gives_every_category_of_a_file_or_of_bytes(tmp_path):
+    metadata = ServingMetadata("", SIZE, NAMES)
+    classify = PhotographClassifier(linear_network(), metadata, "float16")
+    assert classify.classes == NAMES
+    photograph = file_of(some_image())
+    found = classify(photograph)
+    assert sorted(category for category, _ in found) == list(NAMES)
+    assert sum(share for _, share in found) == pytest.approx(1, abs=1e-12)
+    _, expected = classifier_of(linear_network(), dtype="float16")(photograph)
+    assert found[:5] == [(guess.category, guess.probability) for guess in expected.guesses]
+    (tmp_path / "photograph.gif").write_bytes(file_of(some_image(), "GIF"))
+    assert len(classify(str(tmp_path / "photograph.gif"))) == len(NAMES)
+    with pytest.raises(NotAPhotographError):  # bytes may come from anywhere
+        classify(file_of(some_image(), "GIF"))
+
+
+def test_one_format_that_overflows_is_named():
+    net = linear_network()
+    weight, _ = net.collect_params().values()
+    weight.set_data(mx.nd.full(weight.shape, 1000))
+    classify = PhotographClassifier(net, ServingMetadata("", SIZE, NAMES), "float16")
+    with pytest.raises(PrecisionError, match='not finite in float16; try dtype="float32"'):
+        classify(file_of(Image.new("RGB", (20, 20), "white")))
 
 
 def test_calls_from_several_threads_wait_for_each_other_and_answer_alike(monkeypatch):

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import mpgluon
 from mpgluon.tools.onnx import ServingMetadata, read_metadata
 from mpgluon_tools import commands
 from mpgluon_tools.commands import checkout
@@ -18,7 +19,13 @@ from recipes import opened_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "cifar_resnet20_v1"
-QUICK = {"export": [], "serve": ["--port=0"], "diagnose": [], "bench": ["--no-memory"]}
+QUICK = {
+    "export": [],
+    "serve": ["--port=0"],
+    "predict": ["cat.jpg"],
+    "diagnose": [],
+    "bench": ["--no-memory"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,7 @@ def test_a_run_is_served_with_its_name_and_step(command, run_folder, capsys, mon
     assert "10 categories" in shown[0]
 
 
-RUN_TAKING = pytest.mark.parametrize("name", ["export", "serve", "diagnose", "bench"])
+RUN_TAKING = pytest.mark.parametrize("name", [*QUICK])
 
 
 @RUN_TAKING
@@ -93,7 +100,7 @@ def test_a_run_is_not_given_what_belongs_to_other_networks(command, run_folder, 
     options = ["--classes=7", "--image-size=16"]
     if name != "bench":
         options = ["--parameters=other.params", *options]
-    of_photographs = ["--mean", "--std", "--crop"] * (name in ("export", "serve"))
+    of_photographs = ["--mean", "--std", "--crop"] * (name in ("export", "predict", "serve"))
     options += [f"{option}=none" for option in of_photographs]
     assert command(name, run_folder[0], *options, *QUICK[name]) == 2
     said = capsys.readouterr().err
@@ -102,13 +109,26 @@ def test_a_run_is_not_given_what_belongs_to_other_networks(command, run_folder, 
     assert said.endswith(f"; leave out {listed}\n")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_run_names_photographs_in_another_program(command, run_folder, capsys, dtype):
+    folder, results = run_folder
+    photographs = sorted(Path(results["config"]["data_dir"]).glob("shapes*/*/*.jpg"))[::40]
+    assert command("predict", folder, *photographs, "--dtype", dtype, "--top", 10) == 0
+    said = capsys.readouterr().out.splitlines()
+    classify = mpgluon.load_classifier(folder, dtype)
+    assert classify.classes == tuple(results["dataset"]["classes"])
+    for photograph, line in zip(photographs, said, strict=True):
+        answers = ", ".join(f"{name} {share:.3f}" for name, share in classify(photograph))
+        assert line == f"{photograph}: {answers}"
+
+
 def test_a_step_of_a_run_is_timed_on_its_images(command, run_folder, capsys):
     options = ("--batch-size=6", "--rounds=1", "--no-memory")
     assert command("bench", run_folder[0], *options) == 0
     assert "a training step with a batch of 6, 1 round in turn" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["export", "serve"])
+@pytest.mark.parametrize("name", ["export", "predict", "serve"])
 def test_a_file_of_parameters_may_be_a_state_dict(command, capsys, name, tmp_path):
     (tmp_path / "net.pth").write_bytes(b"not a state dict")
     assert command(name, NAME, "--parameters=net.pth", *QUICK[name]) == 2

@@ -262,7 +262,7 @@ LINES = {
     "recipes": 4_959,
     "study": 16_677,
     "scripts": 498,
-    "tests": 51_796,
+    "tests": 51_809,
 }
 LINES_LOADED = {"mpgluon": 7_851, "mpgluon.amp": 11_904}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

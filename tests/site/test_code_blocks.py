@@ -28,6 +28,8 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from PIL import Image
 
+from recipes.training import TrainingConfig, train
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
 from parsers import parser_of  # noqa: E402 - with the site's configuration
@@ -152,6 +154,15 @@ def files_to_serve(net) -> None:
     export_onnx(net, "net.onnx", ServingMetadata("a network", image_size=8, classes=names))
 
 
+def run_of_photographs() -> None:
+    """Write the folder of a run that a page opens."""
+    small = {"dataset": "shapes", "classes": 10, "images_per_class": 2, "train_per_class": 1}
+    sizes = {"model": "cifar_resnet20_v1", "image_size": 32, "batch_size": 10, "epochs": 1}
+    options = {"data_dir": "data", "output_dir": "runs/finetune", "workers": 0, "warmup_epochs": 0}
+    train(TrainingConfig(dtype="float16", **small, **sizes, **options))
+    Image.new("RGB", (40, 32), "teal").save("photograph.jpg")
+
+
 def run(block: Block, page: str, names: dict[str, Any]) -> str:
     """Execute a block; return its output."""
     printed = io.StringIO()
@@ -178,6 +189,8 @@ def test_each_block_runs_and_prints_what_the_page_shows(page, tmp_path, monkeypa
     names = names_of_a_reader()
     if "onnxruntime" in page.read_text("utf-8"):
         files_to_serve(make_net())
+    if "load_classifier" in page.read_text("utf-8"):
+        run_of_photographs()
     for block in blocks_of(page.read_text("utf-8")):
         printed = run(block, name_of(page), names)
         if block.output is not None:

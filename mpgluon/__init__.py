@@ -55,6 +55,7 @@ from mpgluon.formats.float_format import (  # noqa: E402
 )
 from mpgluon.formats.loss_scale import (  # noqa: E402
     DynamicLossScale,
+    MeasuredLossScale,
     NoLossScale,
     StaticLossScale,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "DynamicLossScale",
     "FloatFormat",
     "LossScaleCollapseError",
+    "MeasuredLossScale",
     "MpgluonError",
     "NoLossScale",
     "Policy",

@@ -103,10 +103,10 @@ def init_trainer(
         Before its first step. On several devices it will update weights outside the kvstore
         (``update_on_kvstore=False``), the only place where a step can be skipped on all.
     loss_scale : str, float or LossScale
-        ``"dynamic"``, ``"none"``, a power of two for a static scale, or an object such as
-        ``mpgluon.DynamicLossScale(growth_interval=100)``. Several Trainers may share one object:
-        it is updated once when each of them has made a step, or when one that has made its step
-        scales its next loss.
+        ``"dynamic"``, ``"measured"``, ``"none"``, a power of two for a static scale, or an object
+        such as ``mpgluon.DynamicLossScale(growth_interval=100)``. Several Trainers may share one
+        object: it is updated once when each of them has made a step, or when one that has made its
+        step scales its next loss.
     max_consecutive_skips : int or None
         The number of steps in a row that overflow although the scale can shrink no further (a
         static scale never can) after which ``trainer.step`` raises ``LossScaleCollapseError``. The
@@ -144,9 +144,9 @@ def init_trainer(
     rounding = UpdateRounding(update_rounding, rounding_seed)
     if isinstance(trainer, gluon.Trainer):
         cast_networks_of(trainer)
-    attach(trainer, as_loss_scale(loss_scale), skips, rounding)
+    state = attach(trainer, as_loss_scale(loss_scale), skips, rounding)
     for layers in layers_of([trainer]):
-        layers.count_underflow(count_underflow)
+        layers.note(counts_underflow=count_underflow, measures=state.loss_scale.measures)
 
 
 def scale_loss(

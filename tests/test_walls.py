@@ -257,14 +257,14 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_778,
+    "mpgluon": 18_946,
     "mpgluon_tools": 14_594,
-    "recipes": 4_959,
+    "recipes": 4_960,
     "study": 16_677,
     "scripts": 498,
-    "tests": 51_809,
+    "tests": 52_062,
 }
-LINES_LOADED = {"mpgluon": 7_851, "mpgluon.amp": 11_904}  # by an import: a cast, training
+LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_072}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring
 LONG_BODIES = 0
 LINES_OF_TRAINER_STATE = 200

@@ -107,11 +107,15 @@ class StepFlags:
         intended, such as a mask of -1e9 before a softmax.
     unnoted : str
         Why none was raised, if no layer raised a flag and the step was skipped nevertheless.
+    largest : float or None
+        The largest magnitude that the backward pass rounded to float16, the loss scale included;
+        ``None`` unless a :class:`~mpgluon.MeasuredLossScale` asks for it.
     """
 
     layers: tuple[LayerFlags, ...] = ()
     usual: frozenset[str] = frozenset()
     unnoted: str = ""
+    largest: Optional[float] = None
 
     def __bool__(self) -> bool:
         return bool(self.layers)
@@ -151,7 +155,8 @@ def joined(flags: Sequence[StepFlags]) -> StepFlags:
     """Return the flags of several networks as one value."""
     layers = tuple(layer for one in flags for layer in one.layers)
     unnoted = "" if layers else next((one.unnoted for one in flags if one.unnoted), "")
-    return StepFlags(layers, frozenset().union(*(one.usual for one in flags)), unnoted)
+    largest = max((one.largest for one in flags if one.largest is not None), default=None)
+    return StepFlags(layers, frozenset().union(*(one.usual for one in flags)), unnoted, largest)
 
 
 def of_processes(flags: Sequence[StepFlags]) -> StepFlags:
@@ -208,7 +213,9 @@ class Layers:
     Attributes
     ----------
     counts_underflow : bool
-        Whether results that become zero are counted; see :meth:`count_underflow`.
+        Whether results that become zero are counted.
+    measures : bool
+        Whether the largest number of a backward pass is measured. :meth:`note` sets both.
     """
 
     _unused: ClassVar[list[int]] = []
@@ -217,13 +224,14 @@ class Layers:
     def __init__(self) -> None:
         self._slots: dict[gluon.Block, int] = {}
         self._order: dict[gluon.Block, None] = {}  # as they finished their first forward passes
-        self.counts_underflow = False
+        self.counts_underflow = self.measures = False
         self._usual: frozenset[str] = frozenset()
         self._ran_imperatively = False  # since the latest step
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy, whose layers have flags of their own."""
-        return {"counts_underflow": self.counts_underflow, "_usual": self._usual}
+        kept = ("counts_underflow", "measures", "_usual")
+        return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Become a copy."""
@@ -237,7 +245,7 @@ class Layers:
                 return None
             self._slots[block] = slot
             weakref.finalize(self, self._unused.append, slot)
-            kernels.count_underflow(slot, self.counts_underflow)
+            kernels.note_more(slot, underflow=self.counts_underflow, largest=self.measures)
         return self._slots.get(block)
 
     @classmethod
@@ -271,23 +279,25 @@ class Layers:
 
         return slot
 
-    def count_underflow(self, counts: bool) -> None:
-        """Count results that become zero from now on, or no longer."""
-        self.counts_underflow = counts
-        for slot in self._slots.values():
-            kernels.count_underflow(slot, counts)
+    def note(self, *, counts_underflow: Optional[bool] = None, measures: bool) -> None:
+        """Count results that become zero, and measure the largest number, from now on or not."""
+        wanted = self.counts_underflow if counts_underflow is None else counts_underflow
+        if (wanted, measures) != (self.counts_underflow, self.measures):
+            self.counts_underflow, self.measures = wanted, measures
+            for slot in self._slots.values():
+                kernels.note_more(slot, underflow=wanted, largest=measures)
 
     def flags_of_step(self, devices: Sequence[mx.Context], *, good: bool) -> StepFlags:
         """Return the flags of a step that was good or skipped, and clear them.
 
         The devices must be idle.
         """
-        layers = self._take(devices)
+        layers, largest = self._take(devices)
         if good:
             self._usual = frozenset(f.layer for f in layers if f.forward.overflow)
         unnoted = "" if good or layers else self._unnoted(devices)
         self._ran_imperatively = False
-        return StepFlags(layers, self._usual, unnoted)
+        return StepFlags(layers, self._usual, unnoted, largest)
 
     def _unnoted(self, devices: Sequence[mx.Context]) -> str:
         """Return the reason why a skipped step raised no flag, and what to do."""
@@ -301,19 +311,21 @@ class Layers:
             why = "the loss, the input, or an operator that rounds nothing was not finite"
         return f"{why}; mpgluon.diagnostics.OverflowLocator(net, trainer) finds the layer"
 
-    def _take(self, devices: Iterable[mx.Context]) -> tuple[LayerFlags, ...]:
-        """Return the layers that raised flags, and clear them."""
+    def _take(
+        self, devices: Iterable[mx.Context]
+    ) -> tuple[tuple[LayerFlags, ...], Optional[float]]:
+        """Return the layers that raised flags, and the largest number, and clear them."""
         blocks = [block for block in self._order if block in self._slots]
         slots = [self._slots[block] for block in blocks]
-        layers = []
+        layers, largest = [], []
         for device in devices:
             if not slots or device.device_type != "cpu":
                 continue
-            for block, (forward, backward) in zip(
-                blocks, kernels.take_flags(slots, device.device_id)
-            ):
+            flags, most = kernels.take_flags(slots, device.device_id)
+            largest.append(most)
+            for block, (forward, backward) in zip(blocks, flags):
                 if any(forward) or any(backward):
                     passes = [Raised(bool(r & 1), bool(r & 2), n) for r, n in (forward, backward)]
                     of_layer = block.name, type(block).__name__, str(device)
                     layers.append(LayerFlags(*of_layer, passes[0], passes[1]))
-        return tuple(layers)
+        return tuple(layers), max(largest, default=None) if self.measures else None

@@ -12,11 +12,14 @@ from abc import ABC, abstractmethod
 from numbers import Real
 from typing import Any, Optional, Union
 
+from mpgluon.formats.float_format import FLOAT16
+
 __all__ = [
     "LARGEST_SCALE",
     "NUMBERS",
     "DynamicLossScale",
     "LossScale",
+    "MeasuredLossScale",
     "NoLossScale",
     "StaticLossScale",
     "as_loss_scale",
@@ -26,6 +29,7 @@ __all__ = [
 NUMBERS: tuple[type, ...] = (int, float, Real)
 """Python's numbers and NumPy's, of which only float64 is a subclass of Python's."""
 
+_WORDS = '"dynamic", "measured", "none"'
 # 1 / S must be a normal FP32 number: MXNet's operators read it as text, and no subnormal.
 LARGEST_SCALE = 2.0**126
 _POWERS_OF_TWO = {"scale", "min_scale", "max_scale", "growth_factor", "backoff_factor"}
@@ -40,6 +44,14 @@ def _power_of_two(name: str, value: float) -> float:
             f"{name} must be a power of two, so that scaling rounds nothing; received {value!r}"
         )
     return float(value)
+
+
+def _positive(name: str, value: int, unit: str = "") -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, received {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1{unit}, received {value}")
+    return value
 
 
 class LossScale(ABC):
@@ -62,6 +74,15 @@ class LossScale(ABC):
     @abstractmethod
     def update(self, grads_finite: bool) -> None:
         """Advance by one step whose gradients were all finite, or not."""
+
+    def advance(self, grads_finite: bool, largest: Optional[float]) -> None:  # noqa: ARG002
+        """Advance by a step, in which ``largest`` was the largest gradient times S, if measured."""
+        self.update(grads_finite)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the largest gradient is wanted, which native operators measure."""
+        return False
 
     @property
     def skips_overflow(self) -> bool:
@@ -103,9 +124,12 @@ class LossScale(ABC):
                 _power_of_two(name, state[name])
             except TypeError as error:
                 raise ValueError(str(error)) from None
-        for name in expected.keys() & {"growth_interval", "growth_tracker"}:
+        for name in expected.keys() & {"growth_interval", "growth_tracker", "margin"}:
             if type(state[name]) is not int or not 0 <= state[name] < 2**63:
                 raise ValueError(f"{name} must be an integer from 0, received {state[name]!r}")
+        for name in expected.keys() & {"largest", "largest_before"}:
+            if not isinstance(state[name], float) or not 0 <= state[name] < math.inf:
+                raise ValueError(f"{name} must be a number from 0, received {state[name]!r}")
         vars(self).update({key: value for key, value in state.items() if key != "kind"})
 
     def __repr__(self) -> str:
@@ -206,17 +230,13 @@ class DynamicLossScale(LossScale):
             raise ValueError(f"growth_factor must be larger than 1, received {growth_factor!r}")
         if self.backoff_factor >= 1:
             raise ValueError(f"backoff_factor must be smaller than 1, received {backoff_factor!r}")
-        if isinstance(growth_interval, bool) or not isinstance(growth_interval, int):
-            raise TypeError(f"growth_interval must be an int, received {growth_interval!r}")
-        if growth_interval < 1:
-            raise ValueError(f"growth_interval must be at least 1 step, received {growth_interval}")
         if not self.min_scale <= self.scale <= self.max_scale:
             raise ValueError(
                 f"init_scale must lie between min_scale {min_scale} and max_scale "
                 f"{self.max_scale}, "
                 f"received {init_scale}"
             )
-        self.growth_interval = growth_interval
+        self.growth_interval = _positive("growth_interval", growth_interval, " step")
         self.growth_tracker = 0
 
     @property
@@ -239,14 +259,115 @@ class DynamicLossScale(LossScale):
             self.growth_tracker = 0
 
 
+class MeasuredLossScale(LossScale):
+    """S follows the largest number of recent backward passes, so that no step is lost to find it.
+
+    On a CPU with native operators every backward pass notes the largest number that it rounds to
+    float16. Gradients are linear in S: after the first step S leaves ``margin`` powers of two to
+    65504, and before a gradient grows beyond that S shrinks. A step that overflows nevertheless is
+    skipped, and the next S fits.
+
+    Elsewhere (on a GPU, in several processes) S doubles after each step until one overflows, which
+    is skipped; from then on it is a :class:`DynamicLossScale`.
+
+    Parameters
+    ----------
+    init_scale : float
+        The first S; small, so that the first step does not overflow.
+    margin : int
+        How many times the largest recent gradient may double before a step overflows, from 1.
+    interval : int
+        Steps that are recent: from so many to twice as many. Where nothing is measured, finite
+        steps in a row before S grows.
+    min_scale, max_scale : float
+        S never leaves this range.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If a number is out of range, or a scale no power of two.
+
+    References
+    ----------
+    The scaling factors of FP8 in NVIDIA's Transformer Engine, from a history of largest numbers.
+    """
+
+    def __init__(
+        self,
+        init_scale: float = 1.0,
+        margin: int = 3,
+        interval: int = 500,
+        min_scale: float = 2.0**-24,
+        max_scale: float = 2.0**24,
+    ) -> None:
+        self.scale = _power_of_two("init_scale", init_scale)
+        self.min_scale = _power_of_two("min_scale", min_scale)
+        self.max_scale = _power_of_two("max_scale", max_scale)
+        self.margin = _positive("margin", margin)
+        self.growth_interval = _positive("interval", interval, " step")
+        if not self.min_scale <= self.scale <= self.max_scale <= LARGEST_SCALE:
+            raise ValueError(
+                f"init_scale must lie between min_scale {min_scale} and max_scale {max_scale}, "
+                f"which is at most 2**126; received {init_scale}"
+            )
+        self.growth_tracker = 0
+        self.largest = self.largest_before = 0.0  # of true gradients, in two intervals
+        self.searches = True
+
+    @property
+    def can_shrink(self) -> bool:
+        """Whether S is above ``min_scale``."""
+        return self.scale > self.min_scale
+
+    @property
+    def measures(self) -> bool:
+        """True."""
+        return True
+
+    def update(self, grads_finite: bool) -> None:
+        """Advance by one step in which nothing was measured."""
+        self.advance(grads_finite, None)
+
+    def advance(self, grads_finite: bool, largest: Optional[float]) -> None:
+        """Advance by one step; ``largest``, if it is known, has the factor S."""
+        if largest is None:
+            factor = self._factor_unmeasured(grads_finite)
+        else:
+            factor = self._factor_measured(grads_finite, largest / self.scale)
+        self.scale = min(max(self.scale * factor, self.min_scale), self.max_scale)
+
+    def _factor_unmeasured(self, grads_finite: bool) -> float:
+        self.searches = self.searches and grads_finite
+        self.growth_tracker = self.growth_tracker + 1 if grads_finite else 0
+        if not grads_finite:
+            return 0.5
+        if not self.searches and self.growth_tracker < self.growth_interval:
+            return 1.0
+        self.growth_tracker = 0
+        return 2.0
+
+    def _factor_measured(self, grads_finite: bool, largest: float) -> float:
+        limit = FLOAT16.max / 2.0**self.margin  # for the largest recent number, times S
+        if not grads_finite:  # also where it was not measured, as in a sum over devices: S halves
+            largest = max(largest, 2 * limit / self.scale)
+        self.largest = max(self.largest, largest)
+        recent = max(self.largest, self.largest_before)
+        self.growth_tracker += 1
+        if self.growth_tracker >= self.growth_interval:
+            self.largest, self.largest_before, self.growth_tracker = 0.0, self.largest, 0
+        if recent == 0:
+            return 1.0
+        return 2.0 ** (math.frexp(limit / recent)[1] - 1) / self.scale
+
+
 def as_loss_scale(value: Union[str, float, LossScale]) -> LossScale:
     """Return the loss scale that a short form stands for.
 
     Parameters
     ----------
     value : str, float or LossScale
-        ``"dynamic"``, ``"none"``, a power of two (also as text, as on a command line), or an
-        object that is returned as it is.
+        ``"dynamic"``, ``"measured"``, ``"none"``, a power of two (also as text, as on a command
+        line), or an object that is returned as it is.
 
     Raises
     ------
@@ -259,6 +380,8 @@ def as_loss_scale(value: Union[str, float, LossScale]) -> LossScale:
         return value
     if value == "dynamic":
         return DynamicLossScale()
+    if value == "measured":
+        return MeasuredLossScale()
     if value == "none":
         return NoLossScale()
     if isinstance(value, str):
@@ -266,10 +389,10 @@ def as_loss_scale(value: Union[str, float, LossScale]) -> LossScale:
             value = float(value)
         except ValueError:
             raise ValueError(
-                f'a loss scale is "dynamic", "none" or a power of two, received {value!r}'
+                f"a loss scale is {_WORDS} or a power of two, received {value!r}"
             ) from None
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         raise TypeError(
-            f'a loss scale is "dynamic", "none", a power of two or a LossScale, received {value!r}'
+            f"a loss scale is {_WORDS}, a power of two or a LossScale, received {value!r}"
         )
     return StaticLossScale(value)

@@ -46,7 +46,6 @@ __all__ = [
     "accumulating_operator",
     "available",
     "build",
-    "count_underflow",
     "function",
     "handle_of",
     "invoke",
@@ -55,6 +54,7 @@ __all__ = [
     "load_library",
     "name_of",
     "node_name",
+    "note_more",
     "operands_and_options",
     "operator",
     "scaled_operator",
@@ -179,28 +179,34 @@ def operator(name: str, fmt: FloatFormat) -> str:
     return f"_mpgluon_{name}{suffix}"
 
 
-def take_flags(slots: Sequence[int], device_id: int) -> list[list[tuple[int, int]]]:
-    """Return the flags that layers have raised on a device, and clear them; does not wait.
+def take_flags(slots: Sequence[int], device_id: int) -> tuple[list[list[tuple[int, int]]], float]:
+    """Return what layers have noted on a device, and clear it; does not wait.
 
     Returns
     -------
-    list of [(int, int), (int, int)]
+    flags : list of [(int, int), (int, int)]
         For each slot, of forward and backward passes: 1 for overflow plus 2 for invalid, and the
         number of results that became zero, where they are counted.
+    largest : float
+        The largest finite magnitude that a backward pass has rounded to float16, where that is
+        measured, or 0.
     """
     if not _loaded:
-        return [[(0, 0), (0, 0)] for _ in slots]
+        return [[(0, 0), (0, 0)] for _ in slots], 0.0
     raised = np.empty((len(slots), 2), np.uint8)
     lost = np.empty((len(slots), 2), np.int64)
+    largest = np.zeros(len(slots), np.float32)
     numbers = (ctypes.c_int * len(slots))(*slots)
-    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (raised, lost))
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (raised, lost, largest))
     loaded_library().mpgluon_take_flags(numbers, len(slots), device_id, *pointers)
-    return [list(zip(*one)) for one in zip(raised.tolist(), lost.tolist())]
+    flags = [list(zip(*one)) for one in zip(raised.tolist(), lost.tolist())]
+    return flags, float(largest.max(initial=0))
 
 
-def count_underflow(slot: int, counts: bool) -> None:
-    """Switch a layer's count of results that become zero on or off."""
-    loaded_library().mpgluon_count_lost(slot, int(counts))
+def note_more(slot: int, *, underflow: bool, largest: bool) -> None:
+    """Switch a layer's count of results that become zero, and its largest number, on or off."""
+    loaded_library().mpgluon_count_lost(slot, int(underflow))
+    loaded_library().mpgluon_measure_largest(slot, int(largest))
 
 
 @cache

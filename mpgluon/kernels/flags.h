@@ -3,9 +3,12 @@
 //
 // A node says in an option to which layer it belongs: the number of a slot. A flag stays until it is
 // taken, and is kept apart by device and pass. The pass is in the node's name, to which MXNet appends
-// "_backward" for a gradient. Passes outside of training raise nothing.
+// "_backward" for a gradient. Passes outside of training raise nothing. Where it is asked for, the largest
+// number that a backward pass rounds to float16 is kept too: how far from an overflow it was, or beyond.
 #ifndef MPGLUON_FLAGS_H_
 #define MPGLUON_FLAGS_H_
+
+#include <type_traits>
 
 #ifdef __AVX2__
 #include <immintrin.h>
@@ -27,7 +30,8 @@ constexpr const char* kOption = "__mpgluon_layer__";
 struct Slot {
   std::atomic<uint8_t> raised[kDevices][kPasses];
   std::atomic<int64_t> lost[kDevices][kPasses];  // results that became zero, where they are counted
-  std::atomic<bool> counts;
+  std::atomic<int32_t> largest[kDevices];  // bits of a magnitude, where it is measured
+  std::atomic<bool> counts, measures;
 };
 
 inline Slot& slot(int number) {
@@ -35,14 +39,18 @@ inline Slot& slot(int number) {
   return all[number];
 }
 
-// Write the flags and counts of some slots on a device, (slots, passes), and clear them.
-inline void take(const int* numbers, int count, int device, uint8_t* raised, int64_t* lost) {
+// Write the flags and counts of some slots on a device, (slots, passes), and the bits of their largest
+// numbers, and clear them.
+inline void take(const int* numbers, int count, int device, uint8_t* raised, int64_t* lost,
+                 int32_t* largest) {
   device = std::min(device, kDevices - 1);
-  for (int i = 0; i < count; ++i)
+  for (int i = 0; i < count; ++i) {
+    largest[i] = slot(numbers[i]).largest[device].exchange(0);
     for (int pass = 0; pass < kPasses; ++pass) {
       raised[i * kPasses + pass] = slot(numbers[i]).raised[device][pass].exchange(0);
       lost[i * kPasses + pass] = slot(numbers[i]).lost[device][pass].exchange(0);
     }
+  }
 }
 
 inline bool is_nan(float x) { return x != x; }
@@ -53,6 +61,32 @@ inline bool holds_nan(const float* x, int64_t n) {
 
 inline bool holds_nan(const uint16_t* x, int64_t n, uint16_t infinity) {
   return std::any_of(x, x + n, [=](uint16_t code) { return (code & 0x7fff) > infinity; });
+}
+
+// The bits of a magnitude, which compare as positive FP32 numbers do.
+inline int32_t magnitude(float x) {
+  int32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffff;
+}
+
+// Whether one of some numbers has a larger magnitude than these bits.
+template <int kCount>
+bool any_above(const float* x, int32_t bits) {
+#ifdef __AVX2__
+  if (kCount % 8 == 0) {
+    const __m256i size = _mm256_set1_epi32(0x7fffffff), limit = _mm256_set1_epi32(bits);
+    __m256i above = _mm256_setzero_si256();
+    for (int i = 0; i < kCount; i += 8) {
+      const __m256i some = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i));
+      above = _mm256_or_si256(above, _mm256_cmpgt_epi32(_mm256_and_si256(some, size), limit));
+    }
+    return _mm256_movemask_epi8(above) != 0;
+  }
+#endif
+  int above = 0;
+  for (int i = 0; i < kCount; ++i) above |= magnitude(x[i]) > bits;
+  return above != 0;
 }
 
 // One call of an operator, which threads share.
@@ -70,9 +104,11 @@ class Call {
                       name.compare(name.size() - kLength, kLength, "_backward") == 0;
     pass_ = back ? kBackward : kForward;
     counts_ = slot_->counts;
+    measures_ = back && slot_->measures;
   }
 
   bool counts() const { return counts_; }
+  bool measures() const { return measures_; }
   bool made_nan() const { return made_nan_; }
 
   // Note what became of n numbers that were rounded to codes, or to FP32 numbers of a format.
@@ -90,6 +126,19 @@ class Call {
     int64_t found = 0;
     for (int i = 0; i < n; ++i) found += x[i] != 0 && is_zero(y[i]);
     if (found != 0) slot_->lost[device_][pass_].fetch_add(found, std::memory_order_relaxed);
+  }
+
+  // Keep the largest finite magnitude, and note what became of the numbers.
+  int32_t largest() const { return slot_->largest[device_].load(std::memory_order_relaxed); }
+  template <class Y>
+  __attribute__((noinline, cold)) void measure(const float* x, const Y* y, int n) {
+    note(x, y, n);
+    std::atomic<int32_t>& kept = slot_->largest[device_];
+    int32_t before = kept.load(std::memory_order_relaxed);
+    for (int i = 0; i < n; ++i) {
+      const int32_t size = magnitude(x[i]);
+      while (std::isfinite(x[i]) && size > before && !kept.compare_exchange_weak(before, size)) {}
+    }
   }
 
   void raise(Flag flag) {
@@ -131,7 +180,7 @@ class Call {
   Slot* slot_ = nullptr;
   int device_ = 0;
   Pass pass_ = kForward;
-  bool counts_ = false;
+  bool counts_ = false, measures_ = false;
   std::atomic<bool> made_nan_{false};
 };
 
@@ -179,19 +228,19 @@ class Watched : public Format {
   void round_to(float* y, const float* x) const {
     float made[kChunk];
     Format::round_to(made, x);
-    look(x, made, any_special(made), kChunk);
+    look<kChunk>(x, made, [&] { return any_special(made); });
     std::memcpy(y, made, sizeof made);
   }
   float round_one(float x) const {
     const float y = Format::round_one(x);
-    look(&x, &y, !std::isfinite(y), 1);
+    look<1>(&x, &y, [&] { return !std::isfinite(y); });
     return y;
   }
   void narrow_to(uint16_t* y, const float* x) const { narrow<kChunk>(y, x); }
   void narrow_8_to(uint16_t* y, const float* x) const { narrow<8>(y, x); }
   uint16_t narrow_one(float x) const {
     const uint16_t y = Format::narrow_one(x);
-    look(&x, &y, any_special<1, Format::kInfinity>(&y), 1);
+    look<1>(&x, &y, [&] { return any_special<1, Format::kInfinity>(&y); });
     return y;
   }
 
@@ -207,17 +256,29 @@ class Watched : public Format {
   void narrow(uint16_t* y, const float* x) const {
     if (kCount == 8) Format::narrow_8_to(y, x);
     else Format::narrow_to(y, x);
-    look(x, y, any_special<kCount, Format::kInfinity>(y), kCount);
+    look<kCount>(x, y, [=] { return any_special<kCount, Format::kInfinity>(y); });
   }
 
-  template <class Y>
-  void look(const float* x, const Y* y, bool special, int n) const {
-    if (__builtin_expect(special, false)) call_->note(x, y, n);
-    if (__builtin_expect(call_->counts(), false)) call_->count(x, y, n);
+  // A number that becomes infinite is above all that were measured, or one of its layer has been before.
+  template <int kCount, class Y, class Special>
+  void look(const float* x, const Y* y, const Special& special) const {
+    const bool measures = std::is_same<Format, Float16>::value && call_->measures();
+    if (measures) {
+      if (__builtin_expect(any_above<kCount>(x, call_->largest()), false)) call_->measure(x, y, kCount);
+    } else if (__builtin_expect(special(), false)) {
+      call_->note(x, y, kCount);
+    }
+    if (__builtin_expect(call_->counts(), false)) call_->count(x, y, kCount);
   }
 
   Call* call_;
 };
+
+// The format itself, for operands that a backward pass rounds once more.
+template <class Format>
+const Format& unwatched(const Format& format) { return format; }
+template <class Format>
+const Format& unwatched(const Watched<Format>& format) { return format; }
 
 template <class Format>
 void look_at_sums(const Format&, const float*, const float*, const float*) {}

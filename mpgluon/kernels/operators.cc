@@ -259,14 +259,18 @@ extern "C" void mpgluon_register_scaled(const char* suffix, const float* between
 // Return the number of a new history. It stays for good, as the operators that know it do.
 extern "C" int mpgluon_make_history(int steps) { return mpgluon::make_history(steps); }
 
-// Write and clear the flags of layers, and their counts of results that became zero, on a device.
+// Write and clear what layers have noted on a device: flags, counts of results that became zero, largest numbers.
 extern "C" void mpgluon_take_flags(const int* slots, int count, int device, uint8_t* raised,
-                                   int64_t* lost) {
-  mpgluon::flags::take(slots, count, device, raised, lost);
+                                   int64_t* lost, int32_t* largest) {
+  mpgluon::flags::take(slots, count, device, raised, lost, largest);
 }
 
 extern "C" void mpgluon_count_lost(int slot, int counts) {
   mpgluon::flags::slot(slot).counts = counts != 0;
+}
+
+extern "C" void mpgluon_measure_largest(int slot, int measures) {
+  mpgluon::flags::slot(slot).measures = measures != 0;
 }
 
 extern "C" void mpgluon_clear_history(int number) { mpgluon::history_numbered(number)->clear(); }

@@ -112,7 +112,7 @@ void backward(const Format& format, bool packed, const nnvm::Op* op, const NodeA
   for (int i : {kOutGrad, kBackwardData})
     wide[i] = widened(format, in[i], layout_of_codes(in[i], packed),
                       i == kOutGrad ? kResultSlot : kDataSlot);
-  wide[kBackwardWeight] = weight_of(format, in[kBackwardWeight], true);
+  wide[kBackwardWeight] = weight_of(flags::unwatched(format), in[kBackwardWeight], true);
   backward_from(format, packed, op, attrs, ctx, [&](bool) { return wide; }, req, out);
 }
 

@@ -31,13 +31,19 @@ def layers_of(trainers: Iterable[gluon.Trainer]) -> list[Layers]:
 
 
 def flags_of_step(
-    trainer: gluon.Trainer, together: Iterable[gluon.Trainer], *, good: bool
+    trainer: gluon.Trainer, together: Iterable[gluon.Trainer], *, good: bool, measures: bool
 ) -> StepFlags:
-    """Take the layers' flags for a Trainer and those that step together with it."""
+    """Take the layers' flags for a Trainer and those that step together with it.
+
+    ``measures`` is whether their largest numbers are wanted, from the next step on if not before.
+    """
     if not good:
         mx.nd.waitall()  # what no gradient was wanted of may still be computed
-    devices = gluon_trainer.devices_of(trainer)
-    return joined([one.flags_of_step(devices, good=good) for one in layers_of(together)])
+    devices, networks = gluon_trainer.devices_of(trainer), layers_of(together)
+    flags = joined([one.flags_of_step(devices, good=good) for one in networks])
+    for one in networks:
+        one.note(measures=measures)
+    return flags
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 from weakref import WeakSet
 
 from mpgluon.formats.loss_scale import LossScale
@@ -23,6 +23,12 @@ class _Round:
         self.members: WeakSet[Any] = WeakSet()
         self.stepped: WeakSet[Any] = WeakSet()
         self.finite = True
+        self.largest: Optional[float] = None
+
+    def note(self, finite: bool, largest: Optional[float]) -> None:
+        self.finite = self.finite and finite
+        if largest is not None:
+            self.largest = max(largest, self.largest or 0.0)
 
 
 def join(loss_scale: LossScale, member: Any) -> None:
@@ -38,13 +44,15 @@ def leave(loss_scale: LossScale, member: Any) -> None:
     loss_scale.sharing.stepped.discard(member)
 
 
-def report(loss_scale: LossScale, members: Sequence[Any], *, finite: bool) -> None:
+def report(
+    loss_scale: LossScale, members: Sequence[Any], *, finite: bool, largest: Optional[float]
+) -> None:
     """Record the result of a step of some members, and advance if the round is over."""
     this = loss_scale.sharing
     if any(member in this.stepped for member in members):
         _advance(loss_scale)
     this.stepped.update(members)
-    this.finite = this.finite and finite
+    this.note(finite, largest)
     if len(this.stepped) == len(this.members):
         _advance(loss_scale)
 
@@ -61,17 +69,18 @@ def next_scale(loss_scale: LossScale, member: Any) -> LossScale:
     if member not in this.stepped:
         return loss_scale
     advanced = copy.copy(loss_scale)
-    advanced.update(this.finite)
+    advanced.advance(this.finite, this.largest)
     return advanced
 
 
 def abandon_round(loss_scale: LossScale) -> None:
     """Discard the results of steps since the loss scale advanced."""
     loss_scale.sharing.stepped.clear()
-    loss_scale.sharing.finite = True
+    loss_scale.sharing.finite, loss_scale.sharing.largest = True, None
 
 
 def _advance(loss_scale: LossScale) -> None:
-    finite = loss_scale.sharing.finite
+    this = loss_scale.sharing
+    finite, largest = this.finite, this.largest
     abandon_round(loss_scale)
-    loss_scale.update(finite)
+    loss_scale.advance(finite, largest)

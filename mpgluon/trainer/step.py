@@ -269,13 +269,17 @@ def _report(state: TrainerState, good: bool) -> None:
     if now.verdict is not None:
         return
     together = now.together or (state,)
-    flags = flags_of_step(state.trainer, [one.trainer for one in together], good=good)
+    trainers = [one.trainer for one in together]
+    measures = state.loss_scale.measures
+    flags = flags_of_step(state.trainer, trainers, good=good, measures=measures)
     for one in together:
         one.flags = flags
         if now.together and one.gradients.now.together is now.together:
             one.gradients.change(verdict=good)
     if now.together or now.scale is not None:
-        shared_scale.report(state.loss_scale, together, finite=good)
+        alone = all(map(gluon_trainer.is_alone, trainers))  # the same scale in all processes
+        largest = flags.largest if measures and alone else None
+        shared_scale.report(state.loss_scale, together, finite=good, largest=largest)
 
 
 def _repair_statistics() -> None:

@@ -97,6 +97,12 @@ def processes_of(trainer: gluon.Trainer) -> int:
     return 1 if trainer._kvstore is None else int(trainer._kvstore.num_workers)
 
 
+def is_alone(trainer: gluon.Trainer) -> bool:
+    """Whether no other process sums gradients with this one; known once the Trainer has begun."""
+    replaced = type(trainer)._allreduce_grads is not gluon.Trainer._allreduce_grads  # Horovod's
+    return processes_of(trainer) == 1 and not replaced
+
+
 def sums_locally(trainer: gluon.Trainer) -> bool:
     """Whether MXNet's own kvstore sums gradients in this process, without NCCL or compression."""
     kind = getattr(trainer._kvstore, "type", None)

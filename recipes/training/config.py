@@ -57,8 +57,9 @@ class TrainingConfig:
     amp: bool = option(False, "autocast for float16 too: FP32 parameters")
     loss_scale: str = option(
         "auto",
-        "auto is dynamic for float16, and none where values have FP32's range; N is a power of two",
-        metavar="{auto,dynamic,none,N}",
+        "auto is dynamic for float16, and none where values have FP32's range; measured finds the "
+        "scale without skipping a step; N is a power of two",
+        metavar="{auto,dynamic,measured,none,N}",
     )
     growth_interval: Optional[int] = option(
         None,

@@ -321,9 +321,8 @@ def test_each_trainer_gets_a_state_machine_of_its_own():
 
 @pytest.mark.parametrize("text", ["Dynamic", "", "static", "2**16", "auto"])
 def test_another_text_is_refused_with_the_choice(text):
-    message = rf'a loss scale is "dynamic", "none" or a power of two, received {text!r}'.replace(
-        "**", r"\*\*"
-    )
+    words = rf'a loss scale is "dynamic", "measured", "none" or a power of two, received {text!r}'
+    message = words.replace("**", r"\*\*")
     with pytest.raises(ValueError, match=message):
         as_loss_scale(text)
 

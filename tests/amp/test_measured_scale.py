@@ -1,0 +1,137 @@
+"""Training with the loss scale that native operators measure: no step is lost to find it."""
+
+import mpgluon
+from mpgluon import amp
+from mpgluon.checkpoint import load_checkpoint, save_checkpoint
+
+import mxnet as mx
+import numpy as np
+import pytest
+from helpers import BOTH, STATIC, in_sequence, run_python
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+
+HOW = pytest.mark.parametrize("how", [mpgluon.cast_block, amp.autocast])
+
+
+def network(how=mpgluon.cast_block, *, hybridize=True):
+    net = in_sequence(
+        nn.Conv2D(16, 3, in_channels=3, activation="relu"),
+        nn.BatchNorm(in_channels=16),
+        nn.Dense(5, in_units=16 * 36),
+    )
+    mx.random.seed(0)
+    net.initialize(mx.init.Xavier())
+    how(net)
+    net.hybridize(hybridize, **STATIC)
+    return net
+
+
+def trainer_of(net, loss_scale="measured"):
+    options = {"learning_rate": 2.0**-24, "multi_precision": True}  # gradients hardly change
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options)
+    amp.init_trainer(trainer, loss_scale)
+    return trainer
+
+
+def step(net, trainer, factor=1.0, seed=0):
+    data = mx.nd.array(np.random.default_rng(seed).standard_normal((4, 3, 8, 8)))
+    loss_fn = gluon.loss.SoftmaxCrossEntropyLoss()
+    with autograd.record():
+        loss = loss_fn(net(data), mx.nd.arange(4) % 5) * factor
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    trainer.step(4)
+    return amp.step_was_skipped(trainer)
+
+
+@pytest.mark.parametrize("operand", [mx.nd.ones((2, 3)) / 8, mx.nd.ones((4, 33))])
+@pytest.mark.usefixtures("native_operators")
+def test_the_largest_number_is_that_of_the_backward_pass(operand):
+    net = in_sequence(nn.Dense(1, in_units=operand.shape[1], use_bias=False))
+    net.initialize(mx.init.Constant(0.5))
+    amp.autocast(net)
+    trainer = trainer_of(net, mpgluon.MeasuredLossScale(init_scale=8.0))
+    with autograd.record():
+        loss = net(operand).reshape(-1) * 3
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    trainer.step(1)
+    # Gradients of the result are 24, of the weight its sum over rows.
+    of_weight = 24 * float(operand.sum(axis=0)[0].asscalar())
+    assert amp.step_flags(trainer).largest == max(24, of_weight)
+
+
+@HOW
+@BOTH
+@pytest.mark.parametrize("factor", [2.0**-10, 1.0, 2.0**12])
+@pytest.mark.usefixtures("native_operators")
+def test_no_step_is_lost_and_the_scale_fits_after_one(how, hybridize, factor):
+    net = network(how, hybridize=hybridize)
+    trainer = trainer_of(net)
+    scales = []
+    for seed in range(6):
+        assert not step(net, trainer, factor, seed)
+        scales.append(amp.loss_scale(trainer))
+        assert amp.step_flags(trainer).largest > 0
+    largest = amp.step_flags(trainer).largest
+    assert scales[0] == scales[1] != 1
+    assert 65504 / 2**6 < largest <= 65504 / 2**2  # the margin is 3, and batches differ
+    dynamic = network(how, hybridize=hybridize)
+    other = trainer_of(dynamic, "dynamic")
+    assert step(dynamic, other, factor) == (factor >= 1)
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_a_bad_batch_is_skipped_and_the_next_one_is_not():
+    net = network()
+    trainer = trainer_of(net)
+    skipped, first = [], []
+    for factor in (1, 1, 2.0**14, 1, 1):
+        skipped.append(step(net, trainer, factor))
+        first.append(amp.step_flags(trainer).first("backward"))
+    assert skipped == [False, False, True, False, False]
+    assert [one is None for one in first] == [True, True, False, True, True]
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_a_checkpoint_continues_to_the_same_scales(tmp_path):
+    factors = [1.0, 2.0**6, 1.0, 2.0**-6, 1.0]
+
+    def scales(net, trainer, numbers):
+        found = []
+        for number in numbers:
+            step(net, trainer, factors[number], number)
+            found.append(amp.loss_scale(trainer))
+        return found
+
+    net = network()
+    trainer = trainer_of(net)
+    expected = scales(net, trainer, range(5))
+    net = network()
+    trainer = trainer_of(net)
+    scales(net, trainer, range(2))
+    save_checkpoint(tmp_path / "step.npz", net, trainer)
+    net = network()
+    trainer = trainer_of(net)
+    load_checkpoint(tmp_path / "step.npz", net, trainer)
+    assert scales(net, trainer, range(2, 5)) == expected[2:]
+
+
+@pytest.mark.multiprocess
+def test_without_native_operators_at_most_one_step_is_lost(monkeypatch):
+    monkeypatch.setenv("MPGLUON_NATIVE", "0")
+    code = """
+import sys
+sys.path[:0] = [sys.argv[1], sys.argv[1] + "/amp"]
+import mpgluon
+from mpgluon import amp
+from test_measured_scale import network, step, trainer_of
+net = network(amp.autocast)
+trainer = trainer_of(net)
+skipped = [step(net, trainer, seed=seed) for seed in range(24)]
+assert amp.step_flags(trainer).largest is None
+print(sum(skipped), skipped[-1], amp.loss_scale(trainer) > 2**6)
+"""
+    done = run_python(code, mpgluon.__path__[0] + "/../tests")
+    assert done.stdout.split() == ["1", "False", "True"], done.stderr

@@ -90,7 +90,7 @@ def differences(source: Path, notebook: Notebook) -> str:
         return f"{product.name} is missing: make notebooks"
     written = nbformat.read(product, as_version=4)
     if [(c.cell_type, c.source) for c in written.cells] != [
-        (c.cell_type, c.source) for c in notebook.cells
+        (c.cell_type, for_students(c)) for c in notebook.cells
     ]:
         return f"{product.name} is not what {source.name} says: make notebooks"
     code = [cell for cell in written.cells if cell.cell_type == "code"]
@@ -119,13 +119,19 @@ def _fold(cell: Notebook) -> None:
         folding, name = FOLDED[tag]
         cell.metadata["tags"] = [*tags, folding]
         cell.metadata["jupyter"] = {"source_hidden": True}
-        if folding != "hide-input":
+        if tag == "solution":
             cell.metadata["jupyter"]["outputs_hidden"] = True
         if name:
             cell.metadata["mystnb"] = {
                 "code_prompt_show": f"Show {name}",
                 "code_prompt_hide": f"Hide {name}",
             }
+
+
+def for_students(cell: Notebook) -> str:
+    """Return a cell's source in which an assert that fails is a note, and stops no student."""
+    asserts = cell.cell_type == "code" and "assert " in cell.source
+    return f"%%checked\n{cell.source}" if asserts else str(cell.source)
 
 
 def product_of(source: Path) -> Path:
@@ -154,8 +160,9 @@ def execute(notebook: Notebook, *, fast: bool) -> str:
 
 
 def normalised(notebook: Notebook) -> Notebook:
-    """Return a notebook without times, and with the pieces of a printed text joined."""
+    """Return a notebook without times, with the pieces of a printed text joined, for students."""
     for cell in notebook.cells:
+        cell.source = for_students(cell)
         cell.metadata.pop("execution", None)
         if cell.cell_type != "code":
             continue

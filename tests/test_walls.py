@@ -261,8 +261,8 @@ LINES = {
     "mpgluon_tools": 14_594,
     "recipes": 4_960,
     "study": 16_677,
-    "scripts": 498,
-    "tests": 52_062,
+    "scripts": 505,
+    "tests": 52_176,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_072}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

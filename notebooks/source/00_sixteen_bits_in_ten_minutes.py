@@ -87,7 +87,8 @@ def batches_of(categories, train_count):
 
 def adam(net, batches, epochs, **more):
     """Return a Trainer whose learning rate climbs for an epoch, then falls to zero."""
-    steps, climb = epochs * len(batches), len(batches)
+    steps = epochs * len(batches)
+    climb = min(len(batches), steps // 2)
     schedule = mx.lr_scheduler.CosineScheduler(steps, base_lr=0.001, warmup_steps=climb)
     options = {"learning_rate": 0.001, "lr_scheduler": schedule, **more}
     return gluon.Trainer(net.collect_params(), "adam", options)

@@ -123,7 +123,7 @@ with_losses = train(with_masters, {**SGD, "multi_precision": True})
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     without_losses = train(without, {**SGD, "multi_precision": False})
-message = next(str(one.message) for one in caught if "float16" in str(one.message))
+message = next((str(one.message) for one in caught if "float16" in str(one.message)), "none")
 print(f"UserWarning: {message}\n")
 
 start = weights_of(make_net())
@@ -313,12 +313,12 @@ for _ in range(8000):
     master = master - rate * np.float32(gradient)
     copy = np.float16(master)
     history.append((alone, copy, master))
-print(f"after 8000 steps: alone {alone}, copy {copy}, master {master:.5f}")
+print(f"after {len(history)} steps: alone {alone}, copy {copy}, master {master:.5f}")
 
 # %% tags=["plot"] alt="A master and its copy rise to 1.25; a weight without a master stays at 1."
 alone_at, copy_at, master_at = np.array(history, dtype=np.float64).T
 figure, (whole, part) = plt.subplots(2, 1, figsize=(6.2, 6.4), layout="constrained")
-for axes, end in ((whole, 8000), (part, 40)):
+for axes, end in ((whole, len(history)), (part, 40)):
     marks = end // 10
     axes.plot(master_at[:end], markevery=marks, **FP32)
     look = {**FP16, "markevery": (marks // 2, marks)}

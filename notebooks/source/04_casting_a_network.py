@@ -283,7 +283,6 @@ assert np.allclose(loss.asnumpy(), loss_by_hand, atol=1e-5)
 # %%
 images, labels = make_images(400, seed=10_000)
 filtered = fp16_net[0](images).asnumpy()  # FP32 here, outside of the network, of FP16's numbers
-assert np.array_equal(filtered, filtered.astype("float16"))
 filtered = filtered.astype("float16")
 with np.errstate(over="ignore"):  # NumPy would warn of the overflow that we expect
     squares = np.square(filtered)
@@ -292,6 +291,7 @@ print(f"infinite FP16 squares: {np.isinf(squares).mean():.0%}")
 print(f"pictures with at least one: {np.isinf(squares).any(axis=(1, 2, 3)).mean():.0%}")
 
 # %% tags=["claim"]
+assert np.array_equal(filtered, fp16_net[0](images).asnumpy())
 assert float(np.float16(256)) ** 2 > np.finfo("float16").max
 assert np.isfinite(filtered).all()
 assert np.isinf(squares).any(axis=(1, 2, 3)).mean() > 0.99

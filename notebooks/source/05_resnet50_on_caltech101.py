@@ -179,7 +179,7 @@ def network():
 def adam(net, **more):
     """Return a Trainer whose learning rate climbs for one epoch, then falls to zero."""
     schedule = mx.lr_scheduler.CosineScheduler(
-        TOTAL_STEPS, base_lr=LEARNING_RATE, warmup_steps=EPOCH_STEPS
+        TOTAL_STEPS, base_lr=LEARNING_RATE, warmup_steps=min(EPOCH_STEPS, TOTAL_STEPS // 2)
     )
     options = {"learning_rate": LEARNING_RATE, "lr_scheduler": schedule, "wd": WEIGHT_DECAY}
     return gluon.Trainer(net.collect_params(), "adam", {**options, **more})

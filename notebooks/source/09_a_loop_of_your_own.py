@@ -304,7 +304,7 @@ plt.show()
 
 # %%
 def with_amp():
-    amp.clip_global_norm(trainer, max_norm, batch_size=40)
+    amp.clip_global_norm(trainer, max_norm, batch_size=len(labels))
 
 
 def with_gluon():

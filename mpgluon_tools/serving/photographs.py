@@ -11,6 +11,7 @@ import struct
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Optional, Union
 
@@ -23,6 +24,11 @@ import numpy.typing as npt
 
 with extra("serve"):
     from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
+
+if find_spec("pillow_heif") is not None:  # photographs of telephones; uploads stay _FORMATS
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 __all__ = [
     "MAX_IMAGE_PIXELS",

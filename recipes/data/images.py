@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import logging
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional, Union
 
 from mpgluon.errors import DataError
 from mpgluon_tools.serving.photographs import opened, to_rgb
+from mpgluon_tools.tables import counted
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from PIL import Image
 _logger = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+HEIF_SUFFIXES = (".heic", ".heif")  # which Pillow reads with pillow-heif
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +40,16 @@ class ImageFolder:
         The images, by class and then by file name.
     labels : ndarray, shape (len(paths),), int32
         The position in ``classes`` of each image's class.
+    left_out : Counter of str
+        How many files of each other suffix the class folders have, and other things of the tree
+        that are not used.
     """
 
     root: Path
     classes: tuple[str, ...]
     paths: tuple[Path, ...]
     labels: NDArray[np.int32]
+    left_out: Counter[str] = field(default_factory=Counter)
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -55,9 +62,10 @@ def list_images(
     """List the images in the class folders of ``tree``, in an order that depends on names only.
 
     An image is a file in a class folder whose name ends in ``.jpg``, ``.jpeg``, ``.png`` or
-    ``.webp`` in upper or lower case. Hidden files and folders and folders without an image are
-    ignored. Symbolic links are followed, and each real file is listed once: where it lies, or under
-    the first name that links to it. No file is opened.
+    ``.webp`` in upper or lower case, or, where pillow-heif is installed, in ``.heic`` or ``.heif``.
+    Other files, and folders without an image, are counted; hidden ones are ignored. Symbolic links
+    are followed, and each real file is listed once: where it lies, or under the first name that
+    links to it. No file is opened.
 
     Parameters
     ----------
@@ -81,13 +89,18 @@ def list_images(
     classes: list[str] = []
     paths: list[Path] = []
     labels: list[int] = []
+    left_out: Counter[str] = Counter()
     try:
+        entries = list(tree.iterdir())
         folders = [
             entry
-            for entry in tree.iterdir()
+            for entry in entries
             if entry.is_dir() and not entry.name.startswith(".") and entry.name not in exclude
         ]
-        for name, files in sorted(_real_images(folders, nested=nested).items()):
+        loose = [entry for entry in entries if is_image_name(entry.name) and entry.is_file()]
+        left_out["image in no category's folder"] = len(loose)
+        for name, files in sorted(_real_images(folders, left_out, nested=nested).items()):
+            left_out["folder without an image"] += not files
             if files:
                 labels += [len(classes)] * len(files)
                 paths += sorted(files, key=lambda path: path.parts)
@@ -100,13 +113,28 @@ def list_images(
     if not paths:
         raise DataError(
             f"{tree} has no images: expected one folder per class with "
-            f"{', '.join(IMAGE_SUFFIXES)} files in it"
+            f"{', '.join(_suffixes())} files in it{what_is_left_out(left_out, '; ')}"
         )
-    return ImageFolder(tree, tuple(classes), tuple(paths), np.array(labels, dtype=np.int32))
+    labelled = np.array(labels, dtype=np.int32)
+    return ImageFolder(tree, tuple(classes), tuple(paths), labelled, left_out)
 
 
-def _real_images(folders: Sequence[Path], *, nested: bool) -> dict[str, list[Path]]:
-    """Return the images in each folder by its name, every real file once.
+def what_is_left_out(left_out: Counter[str], before: str = "") -> str:
+    """Return in words what a listing left out, the most first, after ``before``; or nothing."""
+    words = []
+    for what, count in sorted(left_out.items(), key=lambda item: (-item[1], item[0])):
+        noun, _, rest = what.partition(" ")
+        if count:
+            is_suffix = what.startswith(".")
+            words.append(f"{count:,} {what}" if is_suffix else f"{counted(count, noun)} {rest}")
+    advice = "; pip install pillow-heif to read .heic" * any(map(left_out.get, HEIF_SUFFIXES))
+    return f"{before}left out: {', '.join(words)}{advice}" if words else ""
+
+
+def _real_images(
+    folders: Sequence[Path], left_out: Counter[str], *, nested: bool
+) -> dict[str, list[Path]]:
+    """Return the images in each folder by its name, every real file once; count other files.
 
     If several paths lead to a file, the one with the fewest links counts, and then the first by
     name: an image belongs to the class that it lies in.
@@ -128,6 +156,8 @@ def _real_images(folders: Sequence[Path], *, nested: bool) -> dict[str, list[Pat
         for child in path.iterdir():
             is_image = is_image_name(child.name) and child.is_file()
             if not is_image and (not nested or child.name.startswith(".") or not child.is_dir()):
+                if not child.name.startswith(".") and child.is_file():
+                    left_out[child.suffix.lower() or "file without a suffix"] += 1
                 continue
             if child.is_symlink():
                 heapq.heappush(waiting, (links + 1, child, os.path.realpath(child), name))
@@ -150,7 +180,12 @@ def _real_images(folders: Sequence[Path], *, nested: bool) -> dict[str, list[Pat
 
 def is_image_name(name: str) -> bool:
     """Return whether a file has the name of an image, and is not hidden."""
-    return not name.startswith(".") and name.lower().endswith(IMAGE_SUFFIXES)
+    return not name.startswith(".") and name.lower().endswith(_suffixes())
+
+
+def _suffixes() -> tuple[str, ...]:
+    readable = Image.registered_extensions()
+    return IMAGE_SUFFIXES + tuple(suffix for suffix in HEIF_SUFFIXES if suffix in readable)
 
 
 def read_image(path: Union[str, Path]) -> NDArray[np.uint8]:

@@ -13,7 +13,7 @@ from mpgluon.errors import DataError
 import numpy as np
 from numpy.typing import NDArray
 
-from recipes.data.images import ImageFolder, list_images
+from recipes.data.images import ImageFolder, list_images, what_is_left_out
 
 __all__ = ["TEST_FOLDERS", "list_own_images", "summary"]
 
@@ -71,7 +71,8 @@ def list_own_images(
         train_dir,
     )
     labels = np.concatenate([train.labels, test.labels])
-    folder = ImageFolder(test_dir.parent, train.classes, (*train.paths, *test.paths), labels)
+    paths, left_out = (*train.paths, *test.paths), train.left_out + test.left_out
+    folder = ImageFolder(test_dir.parent, train.classes, paths, labels, left_out)
     return folder, np.arange(len(folder)) >= len(train)
 
 
@@ -90,6 +91,7 @@ def _refuse_one_category(folder: ImageFolder) -> None:
             f"{folder.root} has images in one folder only ({folder.classes[0]}), and a classifier "
             f"needs two categories: expected {folder.root}/CATEGORY/IMAGE, or train/ and "
             f"{'/ or '.join(TEST_FOLDERS)}/ with such folders in them"
+            f"{what_is_left_out(folder.left_out, '; ')}"
         )
 
 
@@ -105,10 +107,11 @@ def _refuse_a_test_set_as_category(folder: ImageFolder) -> None:
 
 
 def summary(folder: ImageFolder) -> str:
-    """Return in words how many categories and images a folder has."""
+    """Return in words how many categories and images a folder has, and what is left out."""
     counts = np.bincount(folder.labels, minlength=len(folder.classes))
     smallest = int(counts.argmin())
     return (
         f"{len(folder.classes)} categories, {len(folder)} images in {folder.root}; the smallest "
         f"category is {folder.classes[smallest]} ({counts[smallest]})"
+        f"{what_is_left_out(folder.left_out, '; ')}"
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # recipes/ is not installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the recipes/ of this checkout
 
 from mpgluon_tools.commands import exit_status
 

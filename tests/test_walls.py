@@ -259,10 +259,10 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 LINES = {
     "mpgluon": 18_946,
     "mpgluon_tools": 14_600,
-    "recipes": 4_998,
+    "recipes": 5_211,
     "study": 16_677,
-    "scripts": 505,
-    "tests": 52_271,
+    "scripts": 454,
+    "tests": 52_432,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_072}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -122,6 +122,8 @@ class ImageLoader:
     seconds_waited : float
         How long the batch yielded last was waited for, without its copy into an NDArray, which
         waits for MXNet's operations in progress.
+    left_out : list of Path
+        The images that the latest pass has left out.
 
     Raises
     ------
@@ -170,6 +172,7 @@ class ImageLoader:
         self._unreadable: dict[Path, str] = {}
         self.batches_done = 0
         self.seconds_waited = 0.0
+        self.left_out: list[Path] = []
         self._executor: Optional[ProcessPoolExecutor] = None
         if num_workers:
             self._start()
@@ -200,6 +203,7 @@ class ImageLoader:
         """Return the batches of one pass."""
         epoch = self._sampler.epoch
         finished = False
+        self.left_out = []
         here = map(self._reader, self._sampler)
         batches = self._batches_of_workers() if self._num_workers else here
         try:
@@ -270,6 +274,7 @@ class ImageLoader:
         for path, reason in failures:
             is_new = path not in self._unreadable
             self._unreadable[path] = reason
+            self.left_out.append(path)
             if self._on_unreadable == "error":
                 raise DataError(
                     f"{reason}; repair or remove it, or leave unreadable images out: "

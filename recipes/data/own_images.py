@@ -107,7 +107,7 @@ def _refuse_a_test_set_as_category(folder: ImageFolder) -> None:
 
 
 def summary(folder: ImageFolder) -> str:
-    """Return in words how many categories and images a folder has, and what is left out."""
+    """Return in words how many categories, images and unused files a folder has."""
     counts = np.bincount(folder.labels, minlength=len(folder.classes))
     smallest = int(counts.argmin())
     return (

@@ -39,6 +39,7 @@ import numpy as np
 from mxnet import gluon
 from tqdm import tqdm
 
+from recipes.data.synthetic import SyntheticLoader
 from recipes.training.checkpoints import Resume, RunCheckpoints
 from recipes.training.config import TrainingConfig
 from recipes.training.dataset import Dataset, open_dataset
@@ -52,13 +53,15 @@ from recipes.training.history import (
 from recipes.training.interruption import InterruptedRunError, Interruption
 from recipes.training.networks import prepare_network, refuse_unknown_network
 from recipes.training.optimizers import make_optimizer
-from recipes.training.predictions import save_predictions
-from recipes.training.steps import Stepper, evaluate, numerics_recorder_of, recorder_of
+from recipes.training.predictions import Prediction, confusions, save_predictions
+from recipes.training.steps import Answers, Stepper, evaluate, numerics_recorder_of, recorder_of
 from recipes.training.tensorboard import TensorBoard
 
 __all__ = ["train"]
 
 _logger = logging.getLogger(__name__)
+
+_TIMED_STEPS = 3, 10  # of those that a process does; the first ones compile
 
 
 def train(
@@ -67,6 +70,7 @@ def train(
     resume: Resume = False,
     progress: bool = False,
     processes: Optional[Processes] = None,
+    dataset: Optional[Dataset] = None,
 ) -> dict[str, Any]:
     """Train the network of a config and return its results.
 
@@ -79,13 +83,16 @@ def train(
         Show progress bars on the standard error stream.
     processes : Processes, optional
         The processes that train together, entered; all of them call this. Default: this one alone.
+    dataset : Dataset, optional
+        The images of the config, if they are opened already.
 
     Returns
     -------
     dict
         The content of ``results.json`` in ``config.output_dir``: config, versions, machine and
-        final figures. ``history.jsonl``, ``curves.png`` and ``predictions.jpg`` are written to the
-        same folder, and with ``config.tensorboard`` a folder ``tensorboard``.
+        final figures. ``history.jsonl``, ``curves.png`` and the files of
+        `recipes.training.predictions.save_predictions` are written to the same folder, and with
+        ``config.tensorboard`` a folder ``tensorboard``.
 
     Raises
     ------
@@ -109,7 +116,7 @@ def train(
     refuse_unknown_network(config.model)  # before images are read or rendered
     checkpoints = RunCheckpoints(config, resume=resume, writes=processes.is_first)
     with processes.one_per_machine_first("the images"):
-        dataset = open_dataset(config, progress=progress)
+        dataset = dataset or open_dataset(config, progress=progress)
     run = _Run(config, dataset, devices, processes, progress=progress)
     try:
         run.resume(checkpoints)
@@ -146,7 +153,9 @@ class _Run:
         self.devices, self.processes = devices, processes
         self.progress = progress
         self.position = _Position()
+        self.steps_before = 0
         self.history = History(None)
+        self.answers: Optional[Answers] = None
         self.tensorboard: Optional[TensorBoard] = None
         if config.tensorboard and processes.is_first:
             self.tensorboard = TensorBoard(config.output_path / "tensorboard")
@@ -207,6 +216,7 @@ class _Run:
             history = self.config.output_path / "history.jsonl"
         shared = share_state(self.processes, self.net, self.trainer, position=asdict(self.position))
         self.position = _Position(**shared["position"])
+        self.steps_before = self.position.step
         self.history = History(history, self.position.step)
         self.history.events = self.processes.broadcast(self.history.events, "the history")
         if self.tensorboard is not None:
@@ -258,6 +268,13 @@ class _Run:
             path = self._save(checkpoints)
             if stop is not None:
                 raise InterruptedRunError(stop, path)
+        if self.answers is None:  # the checkpoint is from after the last test
+            self._test()
+
+    def _test(self) -> dict[str, Any]:
+        using = self.devices, self.processes, self.average
+        figures, self.answers = evaluate(self.net, self.test_batches, self.classes, *using)
+        return figures
 
     def _agree_on(self, interruption: Interruption) -> Optional[signal.Signals]:
         """Return the signal that one of the processes has received, or ``None`` if none has."""
@@ -297,6 +314,8 @@ class _Run:
                     scale=f"{amp.loss_scale(self.trainer):g}",
                     skipped=amp.skipped_steps(self.trainer),
                 )
+                if position.step - self.steps_before == _TIMED_STEPS[1]:
+                    self._estimate()
                 stop = self._agree_on(interruption)
                 if stop is not None:
                     return stop
@@ -313,8 +332,7 @@ class _Run:
         if not images:
             first = self.train_batches.unreadable[0]
             raise DataError(f"no image for training can be read, {first} first; see data_dir")
-        using = self.devices, self.processes, self.average
-        test = evaluate(self.net, self.test_batches, self.classes, *using)
+        test = self._test()
         self.position.epoch, self.position.batch = epoch + 1, 0
         self.history.add(
             "epoch",
@@ -336,13 +354,25 @@ class _Run:
         speed, share, scale = images / sum(times), waited / sum(times), amp.loss_scale(self.trainer)
         _logger.info(words, epoch + 1, *accuracies, loss, speed, 100 * share, scale, _skips(steps))
 
+    def _estimate(self) -> None:
+        """Log how long the run will take if its steps take as long as the latest ones.
+
+        Per pixel, a test takes a third of the computation of a step.
+        """
+        config, position = self.config, self.position
+        first, last = _TIMED_STEPS
+        timed = self.history.of("step")[first - last - 1 :]
+        seconds = sum(e["images"] / e["images_per_second"] for e in timed) / len(timed)
+        steps = config.epochs * len(self.train_batches) - position.step
+        tested = (config.epochs - position.epoch) * len(self.dataset.test_indices)
+        per_pixel = (config.size_in_use / config.image_size) ** 2 / 3
+        _tell_time_left(seconds * (steps + per_pixel * tested / self.global_batch_size))
+
     def _tell_what_is_left(self, epoch: int, seconds: float) -> None:
         """Log how long the remaining epochs will take if each takes as many seconds as this one."""
         left = self.config.epochs - epoch - 1
         if left:
-            minutes = left * seconds / 60
-            time_left = f"{minutes:.0f} min" if minutes >= 2 else f"{60 * minutes:.0f} s"
-            _logger.info("about %s left", time_left)
+            _tell_time_left(left * seconds)
 
     def _save(self, checkpoints: RunCheckpoints) -> Path:
         path = checkpoints.path(self.position.step)
@@ -363,11 +393,13 @@ class _Run:
 
     def finish(self) -> dict[str, Any]:
         """Return the results; rank 0 writes parameters, results.json and then the pictures."""
+        predictions = self._predictions()
         results = self._results()
+        if predictions:
+            results["confusions"] = confusions(self.dataset, predictions)
         if self.processes.is_first:
             folder, config = self.config.output_path, self.config
-            at_test = nullcontext if self.average is None else self.average.swapped_in
-            with at_test():
+            with nullcontext() if self.average is None else self.average.swapped_in():
                 self._save_parameters(folder / "final.params")
             with atomic_write(folder / "results.json") as file:
                 file.write(to_json(results, indent=2).encode() + b"\n")
@@ -378,18 +410,21 @@ class _Run:
                 self.history.of("epoch"),
                 title=f"{config.model}, {how}, {config.dataset}",
             )
-            if config.dataset != "synthetic":
-                with at_test():
-                    save_predictions(
-                        folder / "predictions.jpg",
-                        self.net,
-                        config,
-                        self.dataset,
-                        self.devices[0],
-                        unreadable=self.test_batches.unreadable,
-                    )
+            if predictions:
+                save_predictions(folder, config, self.dataset, predictions)
         self.history.add("end", step=self.position.step, test_accuracy=results["test_accuracy"])
         return results
+
+    def _predictions(self) -> list[Prediction]:
+        """Return the answers to the test images of all processes; none to noise."""
+        if isinstance(self.test_batches, SyntheticLoader) or self.answers is None:
+            return []
+        paths, left_out = self.dataset.folder.paths, {*self.test_batches.left_out}
+        mine = self.dataset.test_indices[self.processes.rank :: self.processes.world_size]
+        read = [index for index in mine if paths[index] not in left_out]
+        columns = (column.tolist() for column in self.answers[1:])
+        rows = self.processes.gather(list(zip(read, *columns)), "the answers of a test")
+        return [Prediction(*row) for row in sorted(row for part in rows for row in part)]
 
     def _save_parameters(self, path: Path) -> None:
         try:
@@ -428,6 +463,11 @@ class _Run:
         self.test_batches.close()
         if self.tensorboard is not None:
             self.tensorboard.close()
+
+
+def _tell_time_left(seconds: float) -> None:
+    minutes = seconds / 60
+    _logger.info("about %s left", f"{minutes:.0f} min" if minutes >= 2 else f"{seconds:.0f} s")
 
 
 def _skips(steps: Sequence[Event]) -> str:

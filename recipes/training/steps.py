@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from mpgluon import amp
 from mpgluon.cast.status_flags import LayerFlags
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from recipes.training.config import TrainingConfig
 
-__all__ = ["Stepper", "evaluate", "numerics_recorder_of", "recorder_of"]
+__all__ = ["Answers", "Stepper", "evaluate", "numerics_recorder_of", "recorder_of"]
 
 
 class Stepper:
@@ -220,6 +220,23 @@ def numerics_recorder_of(
     return NumericsRecorder(net, trainer, folder, every=config.record_numerics)
 
 
+class Answers(NamedTuple):
+    """A network's answers to the images of a test, in the order of its batches.
+
+    Attributes
+    ----------
+    labels, answers : ndarray of int, shape (N,)
+        The right and the most probable classes.
+    probabilities, of_right : ndarray of float, shape (N,)
+        The probabilities of the answers, and of the right classes.
+    """
+
+    labels: NDArray[Any]
+    answers: NDArray[Any]
+    probabilities: NDArray[Any]
+    of_right: NDArray[Any]
+
+
 def evaluate(
     net: gluon.Block,
     batches: Iterable[tuple[mx.nd.NDArray, mx.nd.NDArray]],
@@ -227,43 +244,55 @@ def evaluate(
     devices: Sequence[mx.Context],
     processes: Processes,
     average: Optional[WeightAverage] = None,
-) -> dict[str, Any]:
-    """Return a test's figures for the history, over all processes.
+) -> tuple[dict[str, Any], Answers]:
+    """Return a test's figures for the history, over all processes, and this process's answers.
 
     They belong to the average of the weights if there is one; the weights' accuracy is added then.
     Processes may have different numbers of batches, or none.
     """
-    using = net, batches, classes, devices, processes
-    accuracy, per_class = _accuracies(*using)
+    answers = _answers(net, batches, devices)
+    accuracy, per_class = _accuracies(answers, classes, processes)
     of_weights = {}
     if average is not None:
         of_weights = {"test_accuracy_of_weights": accuracy}
         with average.swapped_in():
-            accuracy, per_class = _accuracies(*using)
-    return {
+            answers = _answers(net, batches, devices)
+        accuracy, per_class = _accuracies(answers, classes, processes)
+    figures = {
         "tested": "weights" if average is None else "average",
         "test_accuracy": accuracy,
         "test_accuracy_per_class": per_class,
         **of_weights,
     }
+    return figures, answers
 
 
-def _accuracies(
+def _answers(
     net: gluon.Block,
     batches: Iterable[tuple[mx.nd.NDArray, mx.nd.NDArray]],
-    classes: int,
     devices: Sequence[mx.Context],
-    processes: Processes,
-) -> tuple[float, float]:
+) -> Answers:
+    def each_batch() -> Iterator[Answers]:
+        yield Answers(*np.empty((2, 0), int), *np.empty((2, 0)))  # of a process without images
+        for images, labels in batches:
+            used = list(devices[: len(images)])  # a last batch with fewer images than devices
+            parts = gluon.utils.split_and_load(images, used, even_split=False)
+            logits = _on_host([net(part) for part in parts]).astype(np.float64)
+            with np.errstate(invalid="ignore"):  # of logits that have become infinite
+                powers = np.exp(logits - logits.max(axis=1, keepdims=True))
+            softmax = powers / powers.sum(axis=1, keepdims=True)
+            truth, answers = labels.asnumpy(), logits.argmax(axis=1)
+            each = np.arange(len(truth))
+            yield Answers(truth, answers, softmax[each, answers], softmax[each, truth])
+
+    return Answers(*map(np.concatenate, zip(*each_batch())))
+
+
+def _accuracies(answers: Answers, classes: int, processes: Processes) -> tuple[float, float]:
     """Return the accuracy on the images of all processes, and the mean of the classes' ones."""
     right, total = np.zeros(classes), np.zeros(classes)
-    for images, labels in batches:
-        used = list(devices[: len(images)])  # a last batch with fewer images than devices
-        parts = gluon.utils.split_and_load(images, used, even_split=False)
-        predicted = _on_host([net(part) for part in parts]).argmax(axis=1)
-        truth = labels.asnumpy()
-        np.add.at(total, truth, 1)
-        np.add.at(right, truth, predicted == truth)
+    np.add.at(total, answers.labels, 1)
+    np.add.at(right, answers.labels, answers.answers == answers.labels)
     sums = np.array(processes.sum([*right, *total], "the figures of a test"))
     right, total = sums[:classes], sums[classes:]
     if not total.any():

@@ -281,6 +281,7 @@ def test_skipped_images_are_left_out_counted_and_named(damaged, workers, caplog)
         numpy_batches(loader)
     assert [len(labels) for _, labels in batches] == [3, 3, 4, 4, 4, 3]
     assert loader.unreadable == (damaged.paths[1], damaged.paths[6])
+    assert loader.left_out == [damaged.paths[1], damaged.paths[6]]  # of the second pass
     kept = [index for index in range(COUNT) if index not in (1, 6)]
     labels = np.concatenate([labels for _, labels in batches])
     assert labels.tolist() == damaged.labels[kept].tolist()

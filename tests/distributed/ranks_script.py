@@ -13,7 +13,7 @@ from faults import happen
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "train_caltech.py"
-sys.path.insert(0, str(ROOT))  # recipes/ is not installed
+sys.path.insert(0, str(ROOT))  # the recipes/ of this checkout
 
 from recipes.training.steps import Stepper  # noqa: E402
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import os
@@ -104,9 +105,12 @@ def two_ranks(shapes, tmp_path_factory) -> Left:
 def test_only_rank_0_writes_and_it_writes_what_one_process_does(two_ranks):
     assert sorted(os.listdir(two_ranks.folder)) == [
         "checkpoints",
+        "confusion.csv",
         "curves.png",
         "final.params",
         "history.jsonl",
+        "mistakes.jpg",
+        "predictions.csv",
         "predictions.jpg",
         "results.json",
     ]
@@ -132,6 +136,11 @@ def accuracy_of(folder: Path, shapes: Path) -> float:
     _, batches = open_dataset(config).loaders(config, 1)
     right = [net(images).asnumpy().argmax(axis=1) == labels.asnumpy() for images, labels in batches]
     assert sum(map(len, right)) == 20
+    with open(folder / "predictions.csv", newline="") as file:  # in the order of one process
+        rows = list(csv.DictReader(file))
+    assert [row["right category"] == row["answer"] for row in rows] == np.concatenate(
+        right
+    ).tolist()
     return np.concatenate(right).mean()
 
 

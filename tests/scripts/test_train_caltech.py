@@ -15,6 +15,7 @@ from mpgluon.base.processor import have_hyperthreads, usable_cores
 import pytest
 from helpers import module_from
 
+from recipes import console
 from recipes.training import TrainingConfig
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "train_caltech.py"
@@ -168,7 +169,11 @@ def test_a_run_on_photographs_in_float16_ends_with_its_accuracy(caltech101_mini,
     assert results["dataset"]["name"] == "caltech101"
     assert results["dataset"]["train_images"] == 3 * len(results["dataset"]["classes"])
     assert results["steps"] == results["dataset"]["train_images"] // 10
-    (line,) = done.stdout.splitlines()
+    line, heading, *confusions = done.stdout.splitlines()
+    assert heading.split() == ["category", "taken", "for", "images"]
+    assert [row.split() for row in confusions] == [
+        [right, answer, str(count)] for right, answer, count in results["confusions"]
+    ]
     assert line.startswith(
         f"test accuracy {results['test_accuracy']:.3f} (mean of the classes "
         f"{results['test_accuracy_per_class']:.3f}) on caltech101, {results['steps']} steps "
@@ -223,6 +228,6 @@ def test_a_second_ctrl_c_says_how_to_resume(script, tmp_path, monkeypatch, capsy
             (tmp_path / "checkpoints" / "step-00000004.npz").touch()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(script, "train", interrupted)
+    monkeypatch.setattr(console, "train", interrupted)
     assert script.main([*QUICK, f"--output-dir={tmp_path}"]) == 130
     assert capsys.readouterr().err.splitlines()[-1].startswith(advice)

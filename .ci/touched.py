@@ -48,7 +48,8 @@ ROWS = (
     ("mpgluon_tools/", "tests/test_plots.py tests/test_tables.py tests/test_parameter_files.py "
      "tests/test_our_networks.py", TOOL),
     ("mpgluon_command.py", "tests/commands", "slow test-clean"),
-    ("recipes/", "tests/training tests/data tests/weights tests/test_options.py", "slow docs-look"),
+    ("recipes/", "tests/training tests/data tests/weights tests/test_options.py",
+     "slow docs-look test-clean"),
     ("scripts/build_wheel.py", "tests/scripts tests/test_release.py", LIBRARY),
     ("scripts/", "tests/scripts", "slow docs-look"),
     ("study/", "study/tests", "slow"),

@@ -1,7 +1,7 @@
 """Training an image classifier, from photographs to a network that classifies: the application.
 
-It is not installed with mpgluon: scripts, lessons and experiments import it from this folder.
-``recipes.training.train`` is the loop of ``scripts/train_caltech.py``.
+``recipes.training.train`` is the loop of ``mpgluon finetune`` and of ``scripts/train_caltech.py``.
+Scripts, lessons and experiments of a checkout import the modules of their own folder.
 """
 
 from mpgluon_tools.extras import extra

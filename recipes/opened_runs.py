@@ -1,4 +1,4 @@
-"""Runs of ``train_caltech.py`` as networks that commands of ``mpgluon`` take, and state dicts.
+"""Training, its runs and state dicts, as commands of ``mpgluon`` take them from ``recipes``.
 
 ``mpgluon_tools.commands.checkout`` finds this module by the entry point in ``pyproject.toml``.
 """
@@ -16,12 +16,13 @@ from mpgluon_tools.onnx.metadata import IMAGENET_MEAN, IMAGENET_STD, ServingMeta
 import mxnet as mx
 from mxnet import gluon
 
+from recipes.finetune import finetune
 from recipes.training import TrainingConfig
 from recipes.training.dataset import open_dataset
 from recipes.training.networks import load_pretrained
 from recipes.training.runs import newest_checkpoint, open_run, restored_network
 
-__all__ = ["load_pretrained", "open_a_run", "open_a_run_with_images"]
+__all__ = ["finetune", "load_pretrained", "open_a_run", "open_a_run_with_images"]
 
 
 def open_a_run(path: Path, device: mx.Context) -> OpenedNetwork:

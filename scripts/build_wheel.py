@@ -38,7 +38,7 @@ def main() -> None:
 
 def copy_sources(tree: Path) -> None:
     """Copy the wheel's sources, so that the checkout itself keeps compiling its library."""
-    for name in ("mpgluon", "mpgluon_tools"):
+    for name in ("mpgluon", "mpgluon_tools", "recipes"):
         ignored = shutil.ignore_patterns("__pycache__", "prebuilt")
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for name in ("mpgluon_command.py", "pyproject.toml", "README.md", "LICENSE"):

@@ -98,6 +98,25 @@ def test_the_environment_for_a_gpu_takes_the_systems_python_where_there_is_no_ot
     assert f"{tmp_path}/gpu/bin/python -m pytest tests/gpu" in planned
 
 
+def test_finetune_trains_on_caltech_101_or_on_photographs_of_ones_own():
+    planned = run("make", "-n", "finetune", cwd=ROOT)
+    assert "scripts/download_caltech.py --data-dir data\n" in planned
+    assert "mpgluon finetune" not in planned
+    words = " ".join(planned.replace("\\\n", " ").split())
+    assert (
+        "--model efficientnet_lite0 --pretrained data/efficientnet_lite0.pth --dtype float16 "
+        "--data-dir data --train-per-class 30 --test-per-class 50 --image-size 160 "
+        "--test-image-size 192 --min-crop-area 0.35 --batch-size 32 --epochs 5 --warmup-epochs 1 "
+        "--learning-rate 0.005 --head-rate 10 --output-dir runs/finetune --resume=auto"
+    ) in words
+    planned = run("make", "-n", "finetune", "PHOTOS=my photographs", "FINETUNE=runs/mine", cwd=ROOT)
+    assert (
+        'mpgluon finetune "my photographs" --weights data/efficientnet_lite0.pth '
+        '--output-dir "runs/mine"\n'
+    ) in planned
+    assert "caltech" not in planned
+
+
 def test_the_test_files_that_targets_name_exist():
     named = set(re.findall(r"(?:study/)?tests/[\w/]+\.py", (ROOT / "Makefile").read_text("utf-8")))
     assert len(named) > 10

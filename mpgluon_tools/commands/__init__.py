@@ -19,6 +19,7 @@ from mpgluon.errors import MpgluonError
 __all__ = ["COMMANDS", "exit_status", "main", "parser_of"]
 
 COMMANDS = {
+    "finetune": "train a classifier on your own photographs (extra recipes)",
     "doctor": "check this machine, and a network before its training",
     "diagnose": "examine a network on one batch; write an HTML page (extra report)",
     "replay": "run a training step again that was skipped",

@@ -21,8 +21,9 @@ __all__ = [
 
 _NETWORK = (
     "module:function, a function without arguments that returns an initialized network{returns}; "
-    "the name of an image classifier in MXNet's or gluoncv's model zoo (extra zoo); or, in a "
-    "checkout, the folder of a run of train_caltech.py, or one of its checkpoints (.npz)"
+    "the name of an image classifier in MXNet's or gluoncv's model zoo (extra zoo); or, with "
+    "the extra recipes, the folder of a run of finetune or train_caltech.py, or one of its "
+    "checkpoints (.npz)"
 )
 
 
@@ -111,7 +112,7 @@ def add_zoo_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parameters",
         metavar="FILE",
-        help="a .params file to load; in a checkout a state dict of PyTorch too",
+        help="a .params file to load; with the extra recipes a state dict of PyTorch too",
     )
     add_classes(parser)
     parser.add_argument(

@@ -1,8 +1,7 @@
-"""Networks that only a checkout opens: runs of its training script, and state dicts of PyTorch.
+"""The way of commands to ``recipes``: training, its runs, and state dicts of PyTorch.
 
-``pyproject.toml`` names the module that opens them as an entry point of the group
-``mpgluon.networks``. A wheel does not contain that module, which is looked for in the folder of
-this package alone: other installed packages cannot take its place.
+``pyproject.toml`` names the module for them as an entry point of the group ``mpgluon.networks``. It
+is looked for in the folder of this package alone: other installed packages cannot take its place.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ def is_run(name: str) -> bool:
 
 
 def opener(what: str) -> ModuleType:
-    """Return the module that opens runs and state dicts.
+    """Return the module of ``recipes`` that trains, and opens runs and state dicts.
 
-    It has ``open_a_run(path, device)``, ``open_a_run_with_images(path, device, batch_size)``, which
+    It has ``finetune(photographs, output_dir=, dtype=, weights=, epochs=)``,
+    ``open_a_run(path, device)``, ``open_a_run_with_images(path, device, batch_size)``, which
     return an :class:`~mpgluon_tools.commands.networks.OpenedNetwork`, and
     ``load_pretrained(net, path, *, classes)``, which is like
     :func:`~mpgluon_tools.parameter_files.load_parameter_file`.
@@ -36,12 +36,12 @@ def opener(what: str) -> ModuleType:
     Parameters
     ----------
     what : str
-        The name and the kind of the file or folder to open, as the error's sentence begins.
+        The use of the module, as the error's sentence begins.
 
     Raises
     ------
     ValueError
-        If mpgluon was not installed from a checkout with ``pip install -e``.
+        If the folder of this package has no ``recipes``.
     ImportError
         If a package of the extra ``recipes`` is missing.
     """
@@ -49,10 +49,12 @@ def opener(what: str) -> ModuleType:
         for point in found.entry_points:
             file = _FOLDER.joinpath(*point.value.split(".")).with_suffix(".py")
             if point.group == _GROUP and file.is_file():
-                if str(_FOLDER) not in sys.path:
-                    sys.path.insert(0, str(_FOLDER))
-                return importlib.import_module(point.value)
+                sys.path.insert(0, str(_FOLDER))
+                try:
+                    return importlib.import_module(point.value)
+                finally:
+                    sys.path.remove(str(_FOLDER))
     raise ValueError(
-        f"{what}, which only a checkout of mpgluon opens: run pip install -e '.[recipes]' in one, "
-        "then this command again"
+        f"{what}, which needs the extra recipes: run pip install 'mpgluon[recipes]', then this "
+        "command again"
     )

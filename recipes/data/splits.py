@@ -20,6 +20,7 @@ def stratified_split(
     *,
     seed: int,
     test_per_class: Optional[int] = None,
+    test_share: Optional[float] = None,
     class_names: Optional[Sequence[str]] = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Choose ``train_per_class`` images of every class for training, and others for testing.
@@ -38,6 +39,9 @@ def stratified_split(
     test_per_class : int, optional
         At most so many test images per class; the usual protocol for Caltech 101 has 50. By
         default all that are not for training.
+    test_share : float, optional
+        In (0, 1). Of each class this share, rounded, and at least one image, is not for training;
+        then ``train_per_class`` is how many train at most.
     class_names : sequence of str, optional
         For messages; by default a class is named by its label.
 
@@ -65,10 +69,14 @@ def stratified_split(
             f"{labels.shape} and dtype {labels.dtype}"
         )
     classes, counts = np.unique(labels, return_counts=True)
+    train_counts = np.full(len(classes), train_per_class)
+    if test_share is not None:
+        for_testing = np.maximum(1, np.rint(test_share * counts).astype(int))
+        train_counts = np.minimum(train_per_class, np.maximum(1, counts - for_testing))
     too_small = [
         f"{class_names[label] if class_names is not None else label} ({count})"
-        for label, count in zip(classes.tolist(), counts.tolist())
-        if count <= train_per_class
+        for label, count, train_count in zip(classes.tolist(), counts.tolist(), train_counts)
+        if count <= train_count
     ]
     if too_small:
         if counts.min() == 1:
@@ -82,10 +90,9 @@ def stratified_split(
             f"{counts.min() - 1}"
         )
     is_train, is_test = np.zeros((2, len(labels)), dtype=bool)
-    end = None if test_per_class is None else train_per_class + test_per_class
-    for members in _shuffled_classes(labels, seed):
-        is_train[members[:train_per_class]] = True
-        is_test[members[train_per_class:end]] = True
+    for members, train_count in zip(_shuffled_classes(labels, seed), train_counts):
+        is_train[members[:train_count]] = True
+        is_test[members[train_count:][:test_per_class]] = True
     return np.flatnonzero(is_train), np.flatnonzero(is_test)
 
 

@@ -105,6 +105,13 @@ class TrainingConfig:
         within="[1, inf)",
         metavar="N",
     )
+    test_share: Optional[float] = option(
+        None,
+        "share of each class's images for testing, one or more; the rest is for training, "
+        "--train-per-class at most; for classes of different sizes",
+        within="(0, 1)",
+        metavar="SHARE",
+    )
     image_size: int = option(
         224, "side of the network's square input", within="[1, inf)", metavar="PIXELS"
     )

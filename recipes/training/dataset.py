@@ -7,7 +7,7 @@ import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from recipes.data.splits import some_of_each_class
 from recipes.data.synthetic import SyntheticLoader
 from recipes.training.config import TrainingConfig
 
-__all__ = ["Dataset", "Loader", "open_dataset"]
+__all__ = ["Dataset", "Loader", "open_dataset", "split_for_testing"]
 
 Loader = Union[ImageLoader, SyntheticLoader]
 
@@ -169,6 +169,25 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
     else:
         tree = find_tree(config.data_dir)
         folder, is_test = list_own_images(tree, exclude=(caltech101.BACKGROUND,), nested=False)
+    return split_for_testing(config, folder, is_test)
+
+
+def split_for_testing(
+    config: TrainingConfig, folder: ImageFolder, is_test: Optional[NDArray[np.bool_]] = None
+) -> Dataset:
+    """Return images with the positions of those for training and for testing.
+
+    Parameters
+    ----------
+    config : TrainingConfig
+    folder, is_test
+        As `list_own_images` returns them.
+
+    Raises
+    ------
+    ValueError
+        If a class has too few images for the config.
+    """
     if is_test is not None:
         return _as_the_folders_say(config, folder, is_test)
     train, test = stratified_split(
@@ -176,6 +195,7 @@ def open_dataset(config: TrainingConfig, *, progress: bool = False) -> Dataset:
         config.train_per_class,
         seed=config.seed,
         test_per_class=config.test_per_class,
+        test_share=config.test_share,
         class_names=folder.classes,
     )
     return Dataset(config.dataset, folder, tuple(train.tolist()), tuple(test.tolist()))

@@ -135,10 +135,10 @@ def _draw(
 
     folder, size = dataset.folder, config.size_in_use
     rows = math.ceil(len(shown) / _COLUMNS)
-    figure = Figure(figsize=(8, 2.3 * rows), layout="constrained")
+    figure = Figure(figsize=(8, 2.4 * rows), layout="constrained")
     panels = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
     for axes in panels:
-        axes.set(xticks=(), yticks=())
+        axes.set(xticks=(), yticks=(), anchor="N")
         axes.spines[:].set_visible(False)
     for axes, one in zip(panels, shown):
         image = folder.paths[one.image]

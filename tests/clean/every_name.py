@@ -31,6 +31,7 @@ PACKAGES = {
     "onnx": ["onnx"],
     "serve": ["flask", "waitress", "PIL"],
     "mpi": ["mpi4py"],
+    "recipes": ["PIL", "pooch", "tqdm"],
 }
 MODULES = [
     "mpgluon",
@@ -335,9 +336,7 @@ def commands():
     assert "\nnetwork:make\n" in doctor
     times = command("bench", *OURS, "--rounds=2")
     assert "bfloat16, autocast" in times
-    assert "which only a checkout of mpgluon opens: run pip install" in command(
-        "bench", "step-00000004.npz", status=2
-    )
+    command("bench", "step-00000004.npz", extra="recipes", status=2)
     assert "30 recorded steps" in command("numerics", NUMBERS)
     command("numerics", NUMBERS, f"--html={FOLDER}/numbers.html", extra="report")
     (recorded,) = (FOLDER / "flight").glob("*.npz")
@@ -345,6 +344,31 @@ def commands():
     command("diagnose", *OURS, f"--output={FOLDER}/page.html", extra="report")
     command("export", *OURS, f"--output={FOLDER}/net.onnx", extra="onnx")
     serve()
+    finetune()
+
+
+def finetune():
+    """Train on photographs from random weights, and open the run."""
+    photographs, weights, run = (FOLDER / name for name in ("photographs", "net.params", "run"))
+    arguments = ["finetune", photographs, f"--weights={weights}", f"--output-dir={run}"]
+    if lacks("recipes"):
+        command(*arguments, extra="recipes")
+        return
+    from PIL import Image
+
+    for number in range(8):
+        path = photographs / ("red" if number % 2 else "blue") / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (50, 40), path.parent.name).save(path)
+    net = zoo.build_network("efficientnet_lite0", classes=3, image_size=160, devices=[mx.cpu()])
+    net.save_parameters(str(weights))
+    done = subprocess.run(
+        [COMMAND, *map(str, arguments), "--epochs=1"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "6 photographs for training, 2 for testing" in done.stdout
+    assert (run / "predictions.csv").read_text().count("\n") == 3
+    command("bench", run, "--batch-size=2", "--rounds=1", "--no-memory")
 
 
 def serve():

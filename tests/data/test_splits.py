@@ -42,6 +42,19 @@ def test_a_class_with_too_few_images_is_named_with_its_count():
         stratified_split(np.array([0, 0, 1]), 1, seed=0)
 
 
+def test_a_share_of_each_class_and_one_image_at_least_is_for_testing():
+    labels = np.repeat(np.arange(5), [2, 4, 10, 13, 800])
+    train, test = stratified_split(labels, 100, seed=0, test_share=0.2)
+    assert np.bincount(labels[train]).tolist() == [1, 3, 8, 10, 100]
+    assert np.bincount(labels[test]).tolist() == [1, 1, 2, 3, 700]
+    _, fewer = stratified_split(labels, 100, seed=0, test_share=0.2, test_per_class=2)
+    assert np.bincount(labels[fewer]).tolist() == [1, 1, 2, 2, 2]
+    train, _ = stratified_split(labels, 100, seed=0, test_share=0.99)
+    assert np.bincount(labels[train]).tolist() == [1, 1, 1, 1, 8]
+    with pytest.raises(ValueError, match=r"needs two images or more, .* too few: 1 \(1\)"):
+        stratified_split(np.array([0, 0, 1]), 100, seed=0, test_share=0.2)
+
+
 @pytest.mark.parametrize("most", [1, 3, 7, 100])
 def test_at_most_so_many_images_of_a_class_are_for_testing(most):
     labels = np.repeat([0, 1], [5, 12])

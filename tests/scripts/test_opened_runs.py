@@ -1,4 +1,4 @@
-"""Commands of a checkout open runs, and state dicts of other frameworks."""
+"""Commands open runs, and state dicts of other frameworks."""
 
 import os
 import subprocess
@@ -142,11 +142,11 @@ def test_a_file_of_parameters_may_be_a_state_dict(command, capsys, name, tmp_pat
         ([NAME, "--parameters=net.pth"], "net.pth is named as a state dict"),
     ],
 )
-def test_without_a_checkout_advice_comes(command, capsys, monkeypatch, tmp_path, arguments, what):
+def test_without_recipes_advice_comes(command, capsys, monkeypatch, tmp_path, arguments, what):
     monkeypatch.setattr(checkout, "_FOLDER", tmp_path)  # without recipes/
     assert command("export", *arguments) == 2
-    advice = "run pip install -e '.[recipes]' in one, then this command again"
-    expected = f"error: {what}, which only a checkout of mpgluon opens: {advice}\n"
+    advice = "run pip install 'mpgluon[recipes]', then this command again"
+    expected = f"error: {what}, which needs the extra recipes: {advice}\n"
     assert capsys.readouterr().err == expected
 
 

@@ -115,7 +115,7 @@ OTHER_VALUES = {
     **{"weight_decay": 2e-4, "optimizer": "adam", "label_smoothing": 0.1, "ema": 0.999},
     **{"devices": "cpu:0,1", "kvstore": "mpi", "timeout": 60.0, "sync_batch_norm": True},
     **{"workers": 3, "skip_unreadable": True, "keep_checkpoints": 3, "record_overflows": 2},
-    **{"record_numerics": 10, "tensorboard": True},
+    **{"record_numerics": 10, "tensorboard": True, "test_share": 0.2},
 }
 # Places, and the parts of a step's batch, which is compared over all devices and processes.
 FREE = {

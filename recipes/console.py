@@ -18,6 +18,8 @@ from recipes.training.dataset import Dataset
 
 __all__ = ["run"]
 
+_SAME = "the same command continues"
+
 
 def run(
     config: TrainingConfig,
@@ -56,12 +58,13 @@ def run(
         return 2
     except InterruptedRunError as stop:
         if processes.is_first:
-            same = f"stopped by {stop.signal.name}; the same command continues"
-            print(same if resume == "auto" else stop, file=sys.stderr)
+            again = f"stopped by {stop.signal.name}; {_SAME}"
+            print(again if resume == "auto" else stop, file=sys.stderr)
         return 128 + int(stop.signal)
     except KeyboardInterrupt:
         kept = checkpoints_of(config.output_path)
-        advice = "continue with --resume" if kept else "there is no checkpoint to resume"
+        again = _SAME if resume == "auto" else "continue with --resume"
+        advice = again if kept else "there is no checkpoint to resume"
         print(f"{who}stopped; {advice}", file=sys.stderr)
         processes.end_all(130)
         return 130

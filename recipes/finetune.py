@@ -82,9 +82,9 @@ def finetune(
     if _TEST_SHARE * len(folder) > _MOST_TESTING:
         config = replace(config, test_per_class=max(1, _MOST_TESTING // len(folder.classes)))
     if is_test is None:
-        most = len(folder)
-        if (1 - _TEST_SHARE) * most > _MOST_TRAINING:
-            most = max(1, _MOST_TRAINING // len(folder.classes))
+        most = _MOST_TRAINING
+        if (1 - _TEST_SHARE) * len(folder) > most:
+            most = max(1, most // len(folder.classes))
         config = replace(config, test_share=_TEST_SHARE, train_per_class=most)
     dataset = split_for_testing(config, folder, is_test)
     training, testing = len(dataset.train_indices), len(dataset.test_indices)

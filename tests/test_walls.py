@@ -259,10 +259,10 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 LINES = {
     "mpgluon": 18_946,
     "mpgluon_tools": 14_666,
-    "recipes": 5_425,
+    "recipes": 5_430,
     "study": 16_677,
     "scripts": 454,
-    "tests": 52_749,
+    "tests": 52_760,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_072}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -205,12 +205,14 @@ def _as_the_folders_say(
     config: TrainingConfig, folder: ImageFolder, is_test: NDArray[np.bool_]
 ) -> Dataset:
     """Return images in folders of their own for training and for testing."""
-    if config.train_per_class != TrainingConfig.train_per_class:
-        _logger.warning(
-            "train_per_class=%d has no effect: there is a folder for testing, and all images of "
-            "the other one are for training",
-            config.train_per_class,
-        )
+    for name in ("train_per_class", "test_share"):
+        if getattr(config, name) != getattr(TrainingConfig, name):
+            _logger.warning(
+                "%s=%s has no effect: there is a folder for testing, and all images of the other "
+                "one are for training",
+                name,
+                getattr(config, name),
+            )
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     if config.test_per_class is not None:
         some = some_of_each_class(folder.labels[test], config.test_per_class, seed=config.seed)

@@ -151,7 +151,7 @@ def test_without_recipes_advice_comes(command, capsys, monkeypatch, tmp_path, ar
 
 
 @pytest.mark.multiprocess
-def test_a_command_that_is_called_elsewhere_finds_its_checkout(run_folder, tmp_path):
+def test_a_command_that_is_called_elsewhere_finds_its_own_recipes(run_folder, tmp_path):
     installed = tmp_path / "installed"  # as by pip install -e, which adds no folder to the path
     metadata = installed / "mpgluon-0.dist-info"
     metadata.mkdir(parents=True)
@@ -159,6 +159,8 @@ def test_a_command_that_is_called_elsewhere_finds_its_checkout(run_folder, tmp_p
     (metadata / "entry_points.txt").write_text("[mpgluon.networks]\nruns = recipes.opened_runs\n")
     for name in ("mpgluon", "mpgluon_tools", "mpgluon_command.py"):
         (installed / name).symlink_to(ROOT / name)
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "__init__.py").write_text("raise SystemExit('other recipes')\n")
     options = {"capture_output": True, "text": True, "timeout": 180, "check": False}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "mpgluon_command", "export", run_folder[0]],

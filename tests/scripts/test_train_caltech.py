@@ -218,10 +218,16 @@ def test_the_script_computes_with_all_cores_unless_told_otherwise(environment, t
 
 
 @pytest.mark.parametrize(
-    ("kept", "advice"),
-    [(True, "stopped; continue with --resume"), (False, "stopped; there is no checkpoint")],
+    ("kept", "options", "advice"),
+    [
+        (True, [], "stopped; continue with --resume"),
+        (True, ["--resume=auto"], "stopped; the same command continues"),
+        (False, [], "stopped; there is no checkpoint"),
+    ],
 )
-def test_a_second_ctrl_c_says_how_to_resume(script, tmp_path, monkeypatch, capsys, kept, advice):
+def test_a_second_ctrl_c_says_how_to_resume(
+    script, tmp_path, monkeypatch, capsys, kept, options, advice
+):
     def interrupted(*_, **__):
         if kept:
             (tmp_path / "checkpoints").mkdir()
@@ -229,5 +235,5 @@ def test_a_second_ctrl_c_says_how_to_resume(script, tmp_path, monkeypatch, capsy
         raise KeyboardInterrupt
 
     monkeypatch.setattr(console, "train", interrupted)
-    assert script.main([*QUICK, f"--output-dir={tmp_path}"]) == 130
+    assert script.main([*QUICK, f"--output-dir={tmp_path}", *options]) == 130
     assert capsys.readouterr().err.splitlines()[-1].startswith(advice)

@@ -107,6 +107,9 @@ def test_a_folder_next_to_caltech_101_is_its_test_set(tmp_path, monkeypatch, cap
     assert found.folder.classes == split.folder.classes == ("Zebra", "ant")
     assert re.search(r"Categories_test has .* testing \(4\), and all 6 images in", caplog.text)
     assert "train_per_class=1 has no effect" in caplog.text
+    assert "test_share" not in caplog.text
+    opened(test_share=0.5)
+    assert "test_share=0.5 has no effect" in caplog.text
     assert len(opened(test_per_class=1)[2]) == 2
     assert found.differences(split.identity())
     assert split.differences(found.identity())

@@ -262,7 +262,7 @@ LINES = {
     "recipes": 5_430,
     "study": 16_677,
     "scripts": 454,
-    "tests": 52_760,
+    "tests": 52_768,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_072}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

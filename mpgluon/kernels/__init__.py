@@ -180,7 +180,7 @@ def operator(name: str, fmt: FloatFormat) -> str:
 
 
 def take_flags(slots: Sequence[int], device_id: int) -> tuple[list[list[tuple[int, int]]], float]:
-    """Return what layers have noted on a device, and clear it; does not wait.
+    """Return the flags and the largest number of layers on a device, and clear them; does not wait.
 
     Returns
     -------

@@ -4,8 +4,8 @@
     mpgluon predict mymodule:make_net cat.jpg --image-size 64 --class-names names.txt
     mpgluon predict resnet50_v2 --parameters resnet50.params --top 1 *.jpg
 
-A line for each photograph: its likeliest categories with their probabilities. What the network is
-and takes stands on the error stream; so does a file that cannot be read, and the status is 1 then.
+A line for each photograph: its likeliest categories with their probabilities. On the error stream
+are a line about the network, and files that cannot be read; the status is 1 then.
 """
 
 from __future__ import annotations

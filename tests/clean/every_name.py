@@ -70,6 +70,7 @@ from mpgluon import (  # noqa: E402
     fp16_utils,
     kernels,
 )
+from mpgluon.formats.loss_scale import as_loss_scale  # noqa: E402
 from mpgluon.kernels import processor  # noqa: E402
 from mpgluon.tools import onnx, plots, zoo  # noqa: E402
 
@@ -142,8 +143,8 @@ def formats():
         assert mpgluon.Policy.parse(text).compute_dtype
     mpgluon.ScaledOperands(mpgluon.FLOAT8_E4M3, mpgluon.FLOAT8_E5M2)
     mpgluon.TensorCoreSums("hopper")
-    for scale in (mpgluon.NoLossScale(), mpgluon.StaticLossScale(8.0), mpgluon.DynamicLossScale()):
-        scale.update(grads_finite=True)
+    for name in ("none", 8.0, "dynamic", "measured"):
+        as_loss_scale(name).update(grads_finite=True)
     assert mpgluon.errors.did_you_mean("flaot16", ["float16"])
 
 
@@ -344,7 +345,6 @@ def commands():
     command("diagnose", *OURS, f"--output={FOLDER}/page.html", extra="report")
     command("export", *OURS, f"--output={FOLDER}/net.onnx", extra="onnx")
     serve()
-    finetune()
 
 
 def finetune():
@@ -353,6 +353,7 @@ def finetune():
     arguments = ["finetune", photographs, f"--weights={weights}", f"--output-dir={run}"]
     if lacks("recipes"):
         command(*arguments, extra="recipes")
+        needs("recipes", lambda: mpgluon.load_classifier(run))
         return
     from PIL import Image
 
@@ -369,6 +370,12 @@ def finetune():
     assert "6 photographs for training, 2 for testing" in done.stdout
     assert (run / "predictions.csv").read_text().count("\n") == 3
     command("bench", run, "--batch-size=2", "--rounds=1", "--no-memory")
+    classify = mpgluon.load_classifier(run)
+    assert sorted(name for name, _ in classify(photographs / "red" / "1.jpg")) == ["blue", "red"]
+    done = subprocess.run(
+        [COMMAND, "predict", run, photographs / "red" / "1.jpg"], capture_output=True, text=True
+    )
+    assert done.stdout.count("\n") == 1, done.stderr
 
 
 def serve():
@@ -420,6 +427,7 @@ def main():
     networks()
     processes(net, trainer)
     names_of_contrib_amp()  # the last one: amp.init() holds for the process
+    finetune()
     left = uncalled()
     if lacks("plots"):  # what draws into axes, which matplotlib would make
         left = [name for name in left if not name.startswith("mpgluon.tools.plots.draw_")]

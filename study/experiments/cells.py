@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Optional
+from typing import Optional, Union
 
 import numpy as np
 
-from study.experiments.statistics import PairedComparison
+from study.experiments.statistics import PairedComparison, SignFlips
 
 __all__ = ["interval", "mean_and_interval", "number", "one_or_range", "percent", "plus_minus",
            "signed"]  # fmt: skip
@@ -30,16 +30,17 @@ def one_or_range(values: Sequence[float]) -> str:
 
 
 def signed(value: float, digits: int = 2) -> str:
-    """Return a difference with its sign; what rounds to zero is not negative."""
-    return f"{round(value, digits) + 0.0:+.{digits}f}"  # the sum makes -0.0 a 0.0
+    """Return a difference with its sign; a zero after rounding has none."""
+    text = f"{value:+.{digits}f}"
+    return text if float(text) else text[1:]
 
 
-def interval(one: PairedComparison, digits: int = 2) -> str:
+def interval(one: Union[PairedComparison, SignFlips], digits: int = 2) -> str:
     """Return the ends of a confidence interval."""
     return f"{signed(one.lower, digits)} to {signed(one.upper, digits)}"
 
 
-def mean_and_interval(one: PairedComparison, digits: int = 2) -> str:
+def mean_and_interval(one: Union[PairedComparison, SignFlips], digits: int = 2) -> str:
     """Return a mean difference, with its confidence interval in parentheses."""
     return f"{signed(one.mean, digits)} ({interval(one, digits)})"
 

@@ -6,9 +6,9 @@ People write the pages. Generated text stands between two comments:
 - ``<!-- {caltech101.mean("float32"):.1f} -->41.7<!-- end -->``, within a line: a number, from what
   the braces of an f-string hold.
 
-Names are the groups' names, for the results of their ``view``; ``records``, ``repetitions``; the
-functions of `study/experiments/cells.py`, and of `study/experiments/tables.py` without their
-argument.
+Names are the groups' names, for the results of their ``view``; ``records``, ``repetitions``,
+``together``; the functions of `study/experiments/cells.py`, and of `study/experiments/tables.py`
+without their argument.
 
 A record counts as missing if its config differs from the experiment's, and no page is filled
 until every record is there. Words that depend on the records are in `study/experiments/claims.py`.
@@ -38,6 +38,7 @@ from study.experiments.records import (
     read_repetitions,
     refuse_mixtures,
 )
+from study.experiments.together import Together
 
 __all__ = ["PAGES", "Document", "fill", "out_of_date", "unsupported", "views_of",
            "visible", "write_document"]  # fmt: skip
@@ -75,9 +76,11 @@ class Document:
 def views_of(
     groups: Sequence[Group], records: Records, repetitions: Sequence[Repetition]
 ) -> SimpleNamespace:
-    """Return the view of each group under the group's name, ``records`` and ``repetitions``."""
+    """Return each group's view under its name, ``records``, ``repetitions`` and ``together``."""
     views = {group.name: group.view(records) for group in groups}
-    return SimpleNamespace(**views, records=records, repetitions=repetitions)
+    found = SimpleNamespace(**views, records=records, repetitions=repetitions)
+    found.together = Together(found)
+    return found
 
 
 def fill(

@@ -62,8 +62,14 @@ class SeededRows:
         self, row: str, base: Optional[str] = None, figure: str = "test_accuracy"
     ) -> PairedComparison:
         """Compare a row's accuracies with another's, in points, in the seeds that both have."""
+        return compare(self.paired_differences(row, base, figure))
+
+    def paired_differences(
+        self, row: str, base: Optional[str] = None, figure: str = "test_accuracy"
+    ) -> list[float]:
+        """Return the differences of accuracies in points, of the seeds that both rows have."""
         ours, others = self.points(row, figure), self.points(base or self.base, figure)
-        return compare([ours[seed] - others[seed] for seed in ours if seed in others])
+        return [ours[seed] - others[seed] for seed in ours if seed in others]
 
 
 class ComparedRows(SeededRows, ABC):

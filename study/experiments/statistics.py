@@ -4,6 +4,8 @@ References
 ----------
 Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
 Statistics 6, 1979.
+
+Fisher, "The Design of Experiments", 1935, section 21: a test by all signs of the differences.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from statsmodels.stats.power import TTestPower
 __all__ = [
     "CONFIDENCE",
     "PairedComparison",
+    "SignFlips",
     "compare",
     "detectable_difference",
     "holm",
     "pooled_spread",
+    "sign_flips",
 ]
 
 CONFIDENCE = 0.95
@@ -123,3 +127,60 @@ def detectable_difference(spread: float, pairs: int, *, power: float = 0.8) -> f
     """
     effect = TTestPower().solve_power(nobs=pairs, alpha=1 - CONFIDENCE, power=power)
     return spread * float(effect)
+
+
+@dataclass(frozen=True)
+class SignFlips:
+    """Paired differences of several experiments in one test, in the unit of the values.
+
+    Attributes
+    ----------
+    pairs, negative : int
+        All pairs, and those whose difference is below 0.
+    mean : float
+        Weighted by the inverse variance of each experiment's differences.
+    lower, upper : float
+        The means that the test does not reject: a confidence interval.
+    p : float
+        Share of all choices of signs whose mean is at least as far from 0. Exact, two-sided.
+    """
+
+    pairs: int
+    negative: int
+    mean: float
+    lower: float
+    upper: float
+    p: float
+
+
+def sign_flips(experiments: Sequence[Any]) -> SignFlips:
+    """Test whether paired differences of several experiments have a mean of 0.
+
+    Parameters
+    ----------
+    experiments : sequence of array, shapes (pairs,)
+        The differences of each, two pairs or more; at most 20 pairs together.
+    """
+    differences = np.concatenate(experiments)
+    weights = np.concatenate([np.full(len(one), 1 / np.var(one, ddof=1)) for one in experiments])
+    weights /= weights.sum()
+    count = len(differences)
+    signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
+    means, shares = signs @ (weights * differences), signs @ weights
+    mean = float(weights @ differences)
+
+    def p_value(true_mean: float) -> float:
+        distance = abs(mean - true_mean) * (1 - 1e-12)
+        return float(np.mean(np.abs(means - true_mean * shares) >= distance))
+
+    def end(direction: int) -> float:
+        inside, outside = mean, mean + direction * float(np.ptp(differences))
+        for _ in range(40):
+            middle = (inside + outside) / 2
+            if p_value(middle) > 1 - CONFIDENCE:
+                inside = middle
+            else:
+                outside = middle
+        return inside
+
+    return SignFlips(count, int((differences < 0).sum()), mean, end(-1), end(1), p_value(0.0))

@@ -9,7 +9,13 @@ import pytest
 from scipy import stats
 
 from study.experiments import cells
-from study.experiments.statistics import compare, detectable_difference, holm, pooled_spread
+from study.experiments.statistics import (
+    compare,
+    detectable_difference,
+    holm,
+    pooled_spread,
+    sign_flips,
+)
 
 
 def test_a_comparison_by_hand():
@@ -47,7 +53,7 @@ def test_fewer_than_two_pairs_are_refused_and_equal_differences_have_no_spread(p
     none, some = compare([0, 0, 0]), compare([1, 1, 1])
     assert (none.mean, none.lower, none.upper, none.t_test, none.wilcoxon) == (0, 0, 0, 1, 1)
     assert (some.lower, some.upper, some.t_test) == (1, 1, 0)
-    assert cells.mean_and_interval(none, 1) == "+0.0 (+0.0 to +0.0)"
+    assert cells.mean_and_interval(none, 1) == "0.0 (0.0 to 0.0)"
 
 
 def test_holms_correction_by_hand():
@@ -62,6 +68,18 @@ def test_the_pooled_spread_is_around_each_samples_own_mean():
     # Squares 2 and 8 around the means, over 2 + 1 degrees of freedom.
     samples = np.array([[1, 2, 3], [100, 104, math.nan], [7, math.nan, math.nan]])
     assert pooled_spread(samples) == pytest.approx(math.sqrt(10 / 3))
+
+
+def test_signs_are_flipped_in_all_ways():
+    one = sign_flips([[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]])  # of one variance
+    assert (one.pairs, one.negative, one.mean, one.p) == (6, 0, 2.5, 2 / 64)
+    # 5 % are 3 of the 64 choices, and all signs alike are 2 of them, until one difference is 0.
+    assert (one.lower, one.upper) == pytest.approx((1, 4), abs=1e-6)
+    two = sign_flips([[-1.0, -3.0], [0.5, -0.5]])
+    assert two.negative == 3
+    assert two.mean == pytest.approx((-4 / 2 + 0 / 0.5) / (2 / 2 + 2 / 0.5))
+    shifted = sign_flips([[-2.0, -4.0], [-0.5, -1.5]])
+    assert (shifted.lower, shifted.upper) == pytest.approx((two.lower - 1, two.upper - 1))
 
 
 @pytest.mark.parametrize("pairs", [3, 18])
@@ -86,7 +104,8 @@ def test_a_detectable_difference_is_found_four_times_in_five(pairs):
         (cells.one_or_range, [2.0**24], "16777216"),
         (cells.signed, 1.239, "+1.24"),
         (cells.signed, -1.239, "-1.24"),
-        (cells.signed, -0.001, "+0.00"),
+        (cells.signed, -0.004, "0.00"),
+        (cells.signed, 0.0, "0.00"),
         (cells.number, 1.6, "1.60"),
         (cells.number, 0.01794, "0.0179"),
         (cells.number, 16.0, "16"),

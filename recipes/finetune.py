@@ -17,6 +17,7 @@ from mpgluon_tools.tables import counted
 from recipes.console import run
 from recipes.data.own_images import list_own_images, summary
 from recipes.training import TrainingConfig
+from recipes.training.checkpoints import checkpoints_of
 from recipes.training.dataset import split_for_testing
 from recipes.weights.imagenet import download_weights
 
@@ -99,14 +100,17 @@ def finetune(
     config = replace(config, pretrained=pretrained, batch_size=batch_size, epochs=epochs or usual)
     with OneProcess() as processes:
         status = run(config, processes, resume="auto", dataset=dataset)
+    predict = f"mpgluon predict {shlex.quote(output_dir)} PHOTO"
     if status == 0:
         there = (Path(output_dir) / "mistakes.jpg").exists()
         worst = f"The worst mistakes: {output_dir}/mistakes.jpg" if there else "There is no mistake"
         print(
             f"{worst}. Every answer: {output_dir}/predictions.csv; as a table of categories: "
-            f"{output_dir}/confusion.csv\nUse it: mpgluon predict {shlex.quote(output_dir)} PHOTO\n"
-            f"In Python: mpgluon.load_classifier({json.dumps(output_dir, ensure_ascii=False)})"
+            f"{output_dir}/confusion.csv\nUse it: {predict}\nIn Python: mpgluon.load_classifier("
+            f"{json.dumps(str(Path(output_dir).absolute()), ensure_ascii=False)})"
         )
+    elif checkpoints_of(Path(output_dir)):  # it was stopped
+        print(f"As far as it is trained: {predict}")
     return status
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NamedTuple, Optional
 
 from mpgluon.cast.network_cast import cast_of
+from mpgluon.cast.status_flags import StepFlags
 from mpgluon.errors import LossScaleCollapseError
 from mpgluon.formats.loss_scale import DynamicLossScale, LossScale
 from mpgluon.kernels.dtypes import dtype_name
@@ -48,11 +49,15 @@ def _scale_too_large(skips: int, scale: float) -> str:
     )
 
 
-def _collapse_of_the_scale(skips: int, scale: float, parameters: Sequence[gluon.Parameter]) -> str:
+def _collapse_of_the_scale(
+    skips: int, scale: float, parameters: Sequence[gluon.Parameter], flags: StepFlags
+) -> str:
     """Return the message that nothing is being trained any more, and why, if that can be known."""
+    layer = flags.first("forward")
+    where = "" if layer is None else f"The forward pass overflowed first in {layer.layer}. "
     return (
         f"{skips} steps in a row had gradients that are not finite although the loss scale, "
-        f"{scale:g}, can shrink no further: nothing is being trained. "
+        f"{scale:g}, can shrink no further: nothing is being trained. {where}"
         f"{_explain_bad_gradients(parameters)}"
     )
 
@@ -77,7 +82,11 @@ class Advice:
             self._warn_once(_LOSS_NOT_SCALED)
 
     def warn_of_skips(
-        self, scale: LossScale, in_a_row: int, trainers: Iterable[gluon.Trainer]
+        self,
+        scale: LossScale,
+        in_a_row: int,
+        trainers: Iterable[gluon.Trainer],
+        flags: StepFlags,
     ) -> None:
         """Log once that nothing is being trained any more, or too little, and in the end raise.
 
@@ -86,7 +95,7 @@ class Advice:
         ends = self._limit is not None and in_a_row >= self._limit
         if ends or in_a_row == 2:
             parameters = [p for one in trainers for p in gluon_trainer.parameters_of(one)]
-            message = _collapse_of_the_scale(in_a_row, scale.scale, parameters)
+            message = _collapse_of_the_scale(in_a_row, scale.scale, parameters, flags)
             if ends:
                 raise LossScaleCollapseError(message)
             _logger.warning(message)
@@ -136,7 +145,7 @@ def _explain_bad_gradients(parameters: Sequence[gluon.Parameter]) -> str:
                 ". If FP32 has these gradients and float16 does not, as of a loss summed over many "
                 "pixels, the scale has to be below 1: DynamicLossScale(min_scale=2.0**-10)"
             )
-    return f"The first by forward order is that of {where}. {cause}"
+    return f"The first such gradient, by forward order, is that of {where}. {cause}"
 
 
 def _first_bad_array(

@@ -246,7 +246,9 @@ class TrainerState(ChecksWeights):
             for on_skip in self.on_skip:
                 on_skip(factors.divisor)
             trainers = [state.trainer for state in now.together or (self,)]
-            self.advice.warn_of_skips(self.loss_scale, self.skips_at_the_floor, trainers)
+            self.advice.warn_of_skips(
+                self.loss_scale, self.skips_at_the_floor, trainers, self.flags
+            )
         finally:
             _discard_gradients(trained)
 

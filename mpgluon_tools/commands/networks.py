@@ -164,7 +164,7 @@ def open_network(
     preprocessing = {_IMAGES[key]: value for key, value in asked.items() if value is not None}
     assumed = ", ".join(f"--{key}" for key, value in asked.items() if value is None)
     if assumed and hasattr(options, "mean") and not getattr(options, "input_shape", None):
-        about.append(f"Without {assumed}, ImageNet's values are assumed.")
+        about.append(f"Not given, and assumed as for ImageNet: {assumed}.")
     return OpenedNetwork(net, name, about, options.image_size, names, batch, preprocessing)
 
 

@@ -48,14 +48,15 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
     """Open the network, and print a line for each photograph."""
     import_all_of_mpgluon()
     from mpgluon_tools.commands.networks import open_network
-    from mpgluon_tools.serving.classifier import PhotographClassifier
 
     import mxnet as mx
 
-    opened = open_network(options, mx.cpu(), all_values=True)
+    opened = open_network(options, mx.cpu(), all_values=True)  # which may name another extra
+    from mpgluon_tools.serving.classifier import PhotographClassifier
+
     metadata = opened.metadata(options.image_size)
     classify = PhotographClassifier(opened.net, metadata, options.dtype)
-    print(" ".join([*opened.about, metadata.preprocessing]), file=sys.stderr)
+    print(*opened.about, metadata.preprocessing, sep="\n", file=sys.stderr)
     failed = False
     for photograph in options.photographs:
         try:

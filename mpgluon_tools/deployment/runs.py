@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
+from mpgluon.errors import CheckpointError
 from mpgluon_tools.commands.checkout import opener
 
 import mxnet as mx
@@ -39,12 +40,17 @@ def load_classifier(run: Union[str, Path], dtype: str = "float32") -> Photograph
     Raises
     ------
     CheckpointError
-        If the folder or file does not belong to a run.
+        If there is no such folder or file, or it does not belong to a run.
     ImportError
         If a package of the extra ``recipes`` is missing.
     ValueError
         If the format is another.
     """
+    if not Path(run).exists():
+        raise CheckpointError(
+            f"there is no run {Path(run).absolute()}; load_classifier takes the folder of a run of "
+            "mpgluon finetune or train_caltech.py, or a checkpoint in it"
+        )
     opened = opener(f"{run} is a run of photographs").open_a_run(Path(run), mx.cpu())
     from mpgluon_tools.serving.classifier import PhotographClassifier  # needs Pillow
 

@@ -80,8 +80,10 @@ def create_app(
     @app.post("/classify")
     def classify() -> Any:
         """Answer an image file: the first one of a form, or else the whole body of the request."""
-        files = list(flask.request.files.values())
-        photograph = files[0].read() if files else flask.request.get_data(cache=False)
+        if flask.request.mimetype == "multipart/form-data":
+            photograph = next((file.read() for file in flask.request.files.values()), b"")
+        else:
+            photograph = flask.request.get_data(cache=False)
         if not photograph:
             return {"error": "the request has no image file, in a form or as its body"}, 400
         try:

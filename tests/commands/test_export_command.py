@@ -65,7 +65,8 @@ def test_how_photographs_are_prepared_is_in_the_file_and_said(printed, options, 
     metadata = ServingMetadata("mine:small", 8, **expected)
     assert read_metadata("network.onnx") == metadata
     assert metadata.preprocessing in output
-    assert (f"Without {assumed}, ImageNet's" in output) == ("assumed" in output) == bool(assumed)
+    words = f"assumed as for ImageNet: {assumed}."
+    assert (words in output) == ("assumed" in output) == bool(assumed)
 
 
 @pytest.mark.parametrize("command", ["export", "serve"])

@@ -30,6 +30,7 @@ from PIL import Image, ImageDraw
 LIMIT = 16 * 2**20
 FORMATS = ["float32", "float16", "bfloat16"]
 TEXT = b"no photograph"
+OF_CURL = {"Content-Type": "application/x-www-form-urlencoded"}  # of curl --data-binary
 
 # Runs the command, and says on stderr which files are opened to be written.
 WATCHED = """
@@ -146,9 +147,11 @@ def test_a_form_is_answered_as_its_file_and_kept_in_memory(server, images):
     for photograph in (images[0].read_bytes(), large.getvalue()):
         as_form, as_body = (
             requests.post(f"{server}classify", timeout=60, **body).json()["predictions"][0]
-            for body in ({"files": {"photo": photograph}}, {"data": photograph})
+            for body in ({"files": {"photo": photograph}}, {"data": photograph, "headers": OF_CURL})
         )
         assert as_form["guesses"] == as_body["guesses"]
+    empty = requests.post(f"{server}classify", timeout=60, files={"word": (None, "no file")})
+    assert (empty.status_code, "no image file" in empty.json()["error"]) == (400, True)
 
 
 def cut_short(images) -> bytes:
@@ -163,7 +166,7 @@ def cut_short(images) -> bytes:
         (cut_short, 400, "damaged or cut short"),
         (bytes(LIMIT), 415, "cannot read this image"),
         (bytes(LIMIT + 1), 413, "the file is larger than 16 MiB; send a smaller copy of it"),
-        ({"word": "not a file"}, 400, "the request has no image file"),
+        ({"word": "not a file"}, 415, "cannot read this image"),
         ({"file": (BytesIO(TEXT), "text.jpg")}, 415, "formats are JPEG, PNG, WEBP"),
     ],
     ids=["nothing", "text", "cut short", "largest", "too large", "a form's word", "a form's text"],

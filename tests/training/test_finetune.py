@@ -124,7 +124,8 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_continues(
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=120) == 128 + signal.SIGINT
     said = (tmp_path / "log").read_text().splitlines()
-    assert said[-1] == "stopped by SIGINT; the same command continues"
+    assert said[-2] == "stopped by SIGINT; the same command continues"
+    assert said[-1].startswith("As far as it is trained: mpgluon predict ")
     (begun,) = (tmp_path / "run" / "checkpoints").iterdir()
     done = subprocess.run(command, capture_output=True, check=False, timeout=300, **options)
     assert done.returncode == 0, done.stderr

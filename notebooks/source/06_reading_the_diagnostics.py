@@ -137,6 +137,7 @@ plt.show()
 # %% tags=["claim"]
 assert "5 steps in a row had gradients that are not finite" in message
 assert "nothing is being trained" in message
+assert ("overflowed first in energy" in message) == kernels.available()
 assert all(event["skipped"] and np.isnan(event["loss"]) for event in fp16_history)
 assert [fp16_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
 
@@ -146,8 +147,8 @@ assert [fp16_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
 # It is computed before any gradient. So the gradients are not merely too large: something breaks in
 # the forward pass.
 #
-# The message names the first *parameter* whose gradient is not finite, `filters_weight`. There we
-# notice the damage; it need not have begun there.
+# The message names a first suspect, `energy`, and the first *parameter* whose gradient is not
+# finite, `filters_weight`. There we notice the damage; it need not have begun there.
 #
 # ![A trail. The symptom, every step is skipped and the scale falls to 1, leads to the tool
 # locate_overflow, which runs the batch again and looks inside. It names the place: block, operator,

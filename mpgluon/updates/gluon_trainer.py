@@ -88,8 +88,7 @@ def begin(trainer: gluon.Trainer) -> None:
 
 def reduces_gradients(trainer: gluon.Trainer) -> bool:
     """Whether a step replaces gradients by their sum over devices; known once it has begun."""
-    replaced = type(trainer)._allreduce_grads is not gluon.Trainer._allreduce_grads  # Horovod's
-    return trainer._kvstore is not None or replaced
+    return trainer._kvstore is not None or _reduces_in_its_own_way(trainer)
 
 
 def processes_of(trainer: gluon.Trainer) -> int:
@@ -99,8 +98,11 @@ def processes_of(trainer: gluon.Trainer) -> int:
 
 def is_alone(trainer: gluon.Trainer) -> bool:
     """Whether no other process sums gradients with this one; known once the Trainer has begun."""
-    replaced = type(trainer)._allreduce_grads is not gluon.Trainer._allreduce_grads  # Horovod's
-    return processes_of(trainer) == 1 and not replaced
+    return processes_of(trainer) == 1 and not _reduces_in_its_own_way(trainer)
+
+
+def _reduces_in_its_own_way(trainer: gluon.Trainer) -> bool:
+    return type(trainer)._allreduce_grads is not gluon.Trainer._allreduce_grads  # Horovod's
 
 
 def sums_locally(trainer: gluon.Trainer) -> bool:

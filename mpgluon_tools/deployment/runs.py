@@ -46,12 +46,13 @@ def load_classifier(run: Union[str, Path], dtype: str = "float32") -> Photograph
     ValueError
         If the format is another.
     """
+    runs = opener(f"{run} is a run of photographs")
     if not Path(run).exists():
         raise CheckpointError(
             f"there is no run {Path(run).absolute()}; load_classifier takes the folder of a run of "
             "mpgluon finetune or train_caltech.py, or a checkpoint in it"
         )
-    opened = opener(f"{run} is a run of photographs").open_a_run(Path(run), mx.cpu())
+    opened = runs.open_a_run(Path(run), mx.cpu())
     from mpgluon_tools.serving.classifier import PhotographClassifier  # needs Pillow
 
     return PhotographClassifier(opened.net, opened.metadata(), dtype)

@@ -19,7 +19,7 @@ from browser import EXECUTABLE, Browser
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build" / "site"
 AXE = ROOT / ".venv" / "node_modules" / "axe-core" / "axe.min.js"
-WIDTHS = (400, 900, 1400)
+WIDTHS = (400, 1100, 1400)
 PAGES = sorted(path for path in SITE.rglob("*.html") if path != SITE / "index.html")
 
 # Elements that reach beyond the window without a box of their own that scrolls.

@@ -50,7 +50,7 @@ def test_rows_show_what_has_been_run_and_differences_from_two_seeds_on(record_of
         ["FP8 products (`mixed_float8`)", "90.0 (one seed)", "-"],
     ]
     differences = [row[2] for row in view((0, 1)).table()]
-    assert differences == ["-", *["+0.00 (+0.00 to +0.00)"] * 3]
+    assert differences == ["-", *["0.00 (0.00 to 0.00)"] * 3]
 
 
 def test_times_are_those_of_the_record(record_of):

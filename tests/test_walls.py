@@ -257,12 +257,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_959,
+    "mpgluon": 18_956,
     "mpgluon_tools": 14_676,
     "recipes": 5_434,
     "study": 16_810,
     "scripts": 454,
-    "tests": 52_773,
+    "tests": 52_763,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

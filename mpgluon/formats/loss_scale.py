@@ -314,10 +314,7 @@ class MeasuredLossScale(LossScale):
         self.largest = self.largest_before = 0.0  # of true gradients, in two intervals
         self.searches = True
 
-    @property
-    def can_shrink(self) -> bool:
-        """Whether S is above ``min_scale``."""
-        return self.scale > self.min_scale
+    can_shrink = DynamicLossScale.can_shrink
 
     @property
     def measures(self) -> bool:

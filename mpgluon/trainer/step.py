@@ -272,15 +272,15 @@ def _report(state: TrainerState, good: bool) -> None:
         return
     together = now.together or (state,)
     trainers = [one.trainer for one in together]
-    measures = state.loss_scale.measures
+    # In several processes nothing is measured, so that all have the same scale.
+    measures = state.loss_scale.measures and all(map(gluon_trainer.is_alone, trainers))
     flags = flags_of_step(state.trainer, trainers, good=good, measures=measures)
     for one in together:
         one.flags = flags
         if now.together and one.gradients.now.together is now.together:
             one.gradients.change(verdict=good)
     if now.together or now.scale is not None:
-        alone = all(map(gluon_trainer.is_alone, trainers))  # the same scale in all processes
-        largest = flags.largest if measures and alone else None
+        largest = flags.largest if measures else None
         shared_scale.report(state.loss_scale, together, finite=good, largest=largest)
 
 

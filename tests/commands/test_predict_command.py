@@ -5,18 +5,8 @@ from mpgluon_tools import commands
 import numpy as np
 import pytest
 from PIL import Image
+from test_serve_command import NETWORK
 
-NETWORK = """
-from mxnet.gluon import nn
-import mxnet as mx
-
-def mean_colour():
-    net = nn.HybridSequential()
-    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(3, use_bias=False, in_units=3))
-    net.initialize()
-    net[2].weight.set_data(mx.nd.eye(3))
-    return net
-"""
 OPTIONS = ("--image-size=8", "--class-names=names.txt", "--mean=none", "--std=1,1,1")
 
 

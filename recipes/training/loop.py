@@ -30,6 +30,7 @@ from mpgluon.distributed import (
     share_state,
 )
 from mpgluon.errors import DataError
+from mpgluon.formats.loss_scale import LossScale
 from mpgluon.tools.plots import save_training_curves
 from mpgluon.updates.average import WeightAverage
 from mpgluon_tools.tables import counted
@@ -71,6 +72,7 @@ def train(
     progress: bool = False,
     processes: Optional[Processes] = None,
     dataset: Optional[Dataset] = None,
+    loss_scale: Optional[LossScale] = None,
 ) -> dict[str, Any]:
     """Train the network of a config and return its results.
 
@@ -85,6 +87,8 @@ def train(
         The processes that train together, entered; all of them call this. Default: this one alone.
     dataset : Dataset, optional
         The images of the config, if they are opened already.
+    loss_scale : LossScale, optional
+        One that no option of the config makes.
 
     Returns
     -------
@@ -117,7 +121,7 @@ def train(
     checkpoints = RunCheckpoints(config, resume=resume, writes=processes.is_first)
     with processes.one_per_machine_first("the images"):
         dataset = dataset or open_dataset(config, progress=progress)
-    run = _Run(config, dataset, devices, processes, progress=progress)
+    run = _Run(config, dataset, devices, processes, progress=progress, loss_scale=loss_scale)
     try:
         run.resume(checkpoints)
         with Interruption() as interruption:
@@ -148,6 +152,7 @@ class _Run:
         processes: Processes,
         *,
         progress: bool,
+        loss_scale: Optional[LossScale] = None,
     ) -> None:
         self.config, self.dataset = config, dataset
         self.devices, self.processes = devices, processes
@@ -182,7 +187,7 @@ class _Run:
         )
         amp.init_trainer(
             self.trainer,
-            config.make_loss_scale(total_steps),
+            loss_scale or config.make_loss_scale(total_steps),
             update_rounding=config.update_rounding or "nearest",
             rounding_seed=config.seed,
         )

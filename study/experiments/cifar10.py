@@ -23,7 +23,7 @@ from study.experiments.seeds import ComparedRows
 from study.experiments.statistics import PairedComparison, compare, detectable_difference
 from study.experiments.training_runs import config_of, train_or_find
 
-__all__ = ["BASE", "GROUP", "RECIPE", "ROWS"]
+__all__ = ["BASE", "GROUP", "RECIPE", "ROWS", "images_of"]
 
 _GROUP = "cifar10"
 _FOLDER = "cifar10"
@@ -78,7 +78,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {**_BASES, **_OTHERS}
 """The fields of the training config that make each row."""
 
 
-def _images(place: Place) -> Path:
+def images_of(place: Place) -> Path:
     """Return the folder of CIFAR-10, in the folder of photographs or in the repository's ``data``.
 
     Raises
@@ -97,7 +97,7 @@ def _images(place: Place) -> Path:
 
 
 def _run(config: TrainingConfig, place: Place) -> Outcome:
-    return train_or_find(config, _images(place), place)
+    return train_or_find(config, images_of(place), place)
 
 
 def _experiment(row: str, seed: int) -> Experiment:

@@ -62,6 +62,8 @@ class Experiment:
         How many categories of photographs it needs; caltech101-mini has 10.
     needs_quiet : bool
         Whether it measures times: it runs alone, after the others.
+    planned : bool
+        Whether the pages are written without its record.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Experiment:
     needs_photographs: bool = False
     categories: int = 10
     needs_quiet: bool = False
+    planned: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from study.experiments import (
     fine_tuning,
     growing_resolution,
     imagenet_weights,
+    lost_batches,
     parity,
     recurrent,
     sequences,
@@ -30,6 +31,7 @@ __all__ = ["DOCUMENT", "GROUPS"]
 
 GROUPS: tuple[Group, ...] = (
     imagenet_weights.GROUP,
+    lost_batches.GROUP,
     engines.GROUP,
     cifar10.GROUP,
     exponents.GROUP,

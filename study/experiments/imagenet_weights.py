@@ -24,7 +24,7 @@ from study.experiments.experiment import Experiment, Group, Outcome, Place, Reco
 from study.experiments.photographs import whole_tree
 from study.experiments.training_runs import PER_CLASS, train_or_find
 
-__all__ = ["FLOAT16", "FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS"]
+__all__ = ["FLOAT16", "FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS", "weights_of"]
 
 _GROUP = "imagenet_weights"
 FORMATS = (caltech101.BASE, "float16", "bfloat16", "mixed_float8")
@@ -64,7 +64,7 @@ _NAMES = {
 }
 
 
-def _weights(place: Place) -> Path:
+def weights_of(place: Place) -> Path:
     """Return the file of weights, in the folder of photographs or in the repository's ``data``.
 
     Raises
@@ -89,7 +89,7 @@ def _weights(place: Place) -> Path:
 
 
 def _run(config: TrainingConfig, place: Place) -> Outcome:
-    config = replace(config, pretrained=str(_weights(place)))
+    config = replace(config, pretrained=str(weights_of(place)))
     return train_or_find(config, whole_tree(place), place, per_class=True)
 
 

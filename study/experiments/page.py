@@ -149,7 +149,7 @@ def _views(groups: Sequence[Group], folder: Path) -> SimpleNamespace:
     for name, record in records.items():
         kinds.setdefault(name.split("/")[0], set()).add(processor_of(record.machine))
     refuse_mixtures(kinds, folder)
-    names = [one.name for one in everything]
+    names = [one.name for one in everything if not one.planned]
     missing = _shortest([name for name in names if name not in records], names)
     if missing:
         raise DataError(

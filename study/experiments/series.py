@@ -23,7 +23,7 @@ def means(values: Sequence[float], window: int) -> list[Optional[float]]:
     return [rounded(sum(part) / len(part)) for part in parts]
 
 
-def changes(values: Sequence[float]) -> list[tuple[int, float]]:
+def changes(values: Sequence[Optional[float]]) -> list[tuple[int, Optional[float]]]:
     """Return where a series takes a new value: pairs of position, from 1, and value."""
     return [
         (place, value)

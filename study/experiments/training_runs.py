@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from mpgluon.base.files import exclusive
 from mpgluon.errors import DataError
+from mpgluon.formats.loss_scale import LossScale
 
 from recipes.training import TrainingConfig, train
 from recipes.training.history import describe_machine, installed_versions
@@ -36,7 +37,12 @@ def config_of(config: TrainingConfig) -> dict[str, Any]:
 
 
 def train_or_find(
-    config: TrainingConfig, data_dir: Path, place: Place, *, per_class: bool = False
+    config: TrainingConfig,
+    data_dir: Path,
+    place: Place,
+    *,
+    per_class: bool = False,
+    loss_scale: Optional[LossScale] = None,
 ) -> Outcome:
     """Train, resume an interrupted run, or read a finished one.
 
@@ -51,6 +57,8 @@ def train_or_find(
     per_class : bool
         Whether the outcome has the mean of the classes' test accuracies too. Where every class has
         as many test images, it is the test accuracy.
+    loss_scale : LossScale, optional
+        One that no option of the config makes.
 
     Returns
     -------
@@ -65,7 +73,7 @@ def train_or_find(
     """
     config = replace(config, data_dir=str(data_dir), output_dir=str(place.work_dir))
     if not (place.work_dir / "results.json").exists():
-        train(config, resume="auto")
+        train(config, resume="auto", loss_scale=loss_scale)
     results = json.loads((place.work_dir / "results.json").read_text())
     _check_origin(place.work_dir, config, results)
     lines = (place.work_dir / "history.jsonl").read_text().splitlines()
@@ -73,12 +81,16 @@ def train_or_find(
     return _with_per_class(outcome, events) if per_class else outcome
 
 
-def run_beside(place: Place, experiment: Experiment) -> tuple[Path, Outcome]:
+def run_beside(
+    place: Place, experiment: Experiment, *, name: str = "group/name"
+) -> tuple[Path, Outcome]:
     """Train, resume or find another experiment's run; return its folder and its outcome.
 
-    ``place`` belongs to an experiment named ``group/name``. Processes wait for each other.
+    ``place`` belongs to an experiment called ``name``, of which only the number of parts matters.
+    Processes wait for each other.
     """
-    folder = place.work_dir.parents[1].joinpath(*experiment.name.split("/"))
+    root = place.work_dir.parents[name.count("/")]
+    folder = root.joinpath(*experiment.name.split("/"))
     with exclusive(folder.with_suffix(".lock")):
         return folder, experiment.run(replace(place, work_dir=folder))
 
@@ -124,7 +136,7 @@ def _reduce(results: dict[str, Any], events: list[dict[str, Any]]) -> Outcome:
         },
         curves={
             "loss": losses[::every],
-            "loss_scale": changes([event["loss_scale"] for event in steps]),
+            "loss_scale": changes([_finite(event["loss_scale"]) for event in steps]),
             "test_accuracy": [event["test_accuracy"] for event in epochs],
         },
         times={"training_seconds": results["training_seconds"]},

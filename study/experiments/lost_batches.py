@@ -1,0 +1,297 @@
+"""Does FP16 cost accuracy, and is it the batches that its loss scale skips? The protocol's runs.
+
+`docs/protocol.md` says what is run and how it is judged; it was written before the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from mpgluon.cast.plain_graph import use_own_operators
+from mpgluon.distributed import OneProcess
+from mpgluon.formats.loss_scale import LossScale
+
+import mxnet as mx
+import numpy as np
+
+from recipes.training import TrainingConfig
+from recipes.training.dataset import open_dataset
+from recipes.training.runs import open_run
+from recipes.training.steps import evaluate
+from study.experiments import caltech101, cifar10, imagenet_weights
+from study.experiments.cells import mean_and_interval, one_or_range, plus_minus
+from study.experiments.experiment import Experiment, Group, Outcome, Place, Records
+from study.experiments.photographs import whole_tree
+from study.experiments.statistics import SignFlips, sign_flips
+from study.experiments.training_runs import PER_CLASS, config_of, run_beside, train_or_find
+
+__all__ = ["GROUP", "MARGIN", "ROWS", "TASKS", "DroppedSteps", "Task"]
+
+_GROUP = "lost_batches"
+MARGIN = 0.25
+"""Points within which two arms count as equal."""
+
+BASE = "float32"
+DYNAMIC = "float16-dynamic"
+DROPPED = "float32-dropped"
+# The dynamic runs first: the runs that drop the same steps need them.
+ROWS: Mapping[str, Mapping[str, Any]] = {
+    DYNAMIC: {"dtype": "float16", "loss_scale": "dynamic"},
+    BASE: {"dtype": "float32"},
+    "float16-measured": {"dtype": "float16", "loss_scale": "measured"},
+    "float16-static": {"dtype": "float16", "loss_scale": "128"},
+    "bfloat16": {"dtype": "bfloat16"},
+    DROPPED: {"dtype": "float32"},
+}
+"""The fields of the training config that make each arm."""
+
+_NAMES = {
+    BASE: "FP32",
+    DYNAMIC: "FP16, dynamic loss scale",
+    "float16-measured": "FP16, measured loss scale",
+    "float16-static": "FP16, static loss scale of 128",
+    DROPPED: "FP32 without the batches that FP16 skipped",
+    "bfloat16": "BF16",
+}
+
+
+class DroppedSteps(LossScale):
+    """S is 1, and infinite in some steps, which are skipped as steps that overflow are.
+
+    Parameters
+    ----------
+    steps : collection of int
+        From 1.
+    """
+
+    def __init__(self, steps: Collection[int]) -> None:
+        self._dropped, self.step = frozenset(steps), 0
+
+    @property
+    def scale(self) -> float:  # type: ignore[override]  # computed, so no state holds an infinity
+        """The factor of the next loss."""
+        return math.inf if self.step + 1 in self._dropped else 1.0
+
+    @property
+    def can_shrink(self) -> bool:
+        """True: the next S is 1."""
+        return True
+
+    def update(self, grads_finite: bool) -> None:  # noqa: ARG002
+        """Count a step."""
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps."""
+        return {"kind": type(self).__name__, "step": self.step}
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network and its images.
+
+    Attributes
+    ----------
+    name, title : str
+    recipe : TrainingConfig
+    figure : str
+        The accuracy that is compared: a figure of the outcome.
+    seeds : sequence of int
+    images : callable
+        Returns the folder of images of a place.
+    experiment : callable
+        Takes name, config and run, returns an experiment.
+    """
+
+    name: str
+    title: str
+    recipe: TrainingConfig
+    figure: str
+    seeds: Sequence[int]
+    images: Callable[[Place], Path]
+    experiment: Callable[..., Experiment]
+
+
+def _of_cifar10(name: str, config: TrainingConfig, run: Any, **more: Any) -> Experiment:
+    settings = {"photographs": "CIFAR-10", "shifts": config.shifts, **more, **config_of(config)}
+    return Experiment(name, settings, partial(run, config))
+
+
+def _of_caltech101(name: str, config: TrainingConfig, run: Any, **more: Any) -> Experiment:
+    more |= {field: getattr(config, field) for field in ("test_image_size", "head_rate")}
+    return replace(caltech101.experiment(name, config, run, **more), planned=True)
+
+
+TASKS = (
+    Task(
+        "cifar10",
+        "ResNet-20 on CIFAR-10, three epochs",
+        replace(cifar10.RECIPE, epochs=3, warmup_epochs=1),
+        "test_accuracy",
+        range(10),
+        cifar10.images_of,
+        _of_cifar10,
+    ),
+    Task(
+        "caltech101",
+        "EfficientNet-Lite0 with ImageNet's weights on Caltech 101",
+        imagenet_weights.RECIPE,
+        PER_CLASS,
+        range(5, 15),  # the first five raised the question
+        whole_tree,
+        _of_caltech101,
+    ),
+)
+
+
+def _name(task: Task, row: str, seed: int) -> str:
+    return f"{_GROUP}/{task.name}/{row}/seed-{seed}"
+
+
+def _experiment(task: Task, row: str, seed: int) -> Experiment:
+    config = replace(task.recipe, seed=seed, **ROWS[row])
+    more = {"dropped": DYNAMIC} if row == DROPPED else {}
+    return task.experiment(_name(task, row, seed), config, partial(_run, task, row), **more)
+
+
+def _run(task: Task, row: str, config: TrainingConfig, place: Place) -> Outcome:
+    if config.pretrained is not None:
+        config = replace(config, pretrained=str(imagenet_weights.weights_of(place)))
+    images, scale = task.images(place), None
+    if row == DROPPED:
+        scale = DroppedSteps(_skipped_steps(task, config.seed, place))
+    per_class = task.figure == PER_CLASS
+    outcome = train_or_find(config, images, place, per_class=per_class, loss_scale=scale)
+    tested = _tested_in_float32(replace(config, data_dir=str(images)), place)
+    return replace(outcome, figures={**outcome.figures, **tested})
+
+
+def _skipped_steps(task: Task, seed: int, place: Place) -> list[int]:
+    """Return the numbers of the steps that the run with a dynamic scale skipped, from 1."""
+    run = _experiment(task, DYNAMIC, seed)
+    folder, _ = run_beside(place, run, name=run.name)
+    events = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
+    return [event["step"] for event in events if event["event"] == "step" and event["skipped"]]
+
+
+def _tested_in_float32(config: TrainingConfig, place: Place) -> dict[str, float]:
+    """Test the FP32 values of a finished run in FP32, on images that are not rounded."""
+    config = replace(config, dtype=BASE, loss_scale="auto")
+    opened, dataset = open_run(place.work_dir, mx.cpu()), open_dataset(config)
+    use_own_operators(opened.net)
+    opened.net.hybridize(static_alloc=True, static_shape=True)
+    train_batches, test_batches = dataset.loaders(config, 1, rank=0, world_size=1)
+    try:
+        figures, answers = evaluate(
+            opened.net, test_batches, len(opened.classes), [mx.cpu()], OneProcess()
+        )
+    finally:
+        train_batches.close()
+        test_batches.close()
+    return {
+        "float32_test_accuracy": figures["test_accuracy"],
+        f"float32_{PER_CLASS}": figures[PER_CLASS],
+        "float32_test_loss": float(-np.log(np.maximum(answers.of_right, 1e-30)).mean()),
+    }
+
+
+@dataclass(frozen=True)
+class _LostBatches:
+    """The runs that exist, and results computed from them."""
+
+    records: Records
+
+    @cached_property
+    def complete(self) -> list[Task]:
+        """The tasks of which all runs have a record: others are not looked at."""
+        return [
+            task
+            for task in TASKS
+            if all(_name(task, row, seed) in self.records for row in ROWS for seed in task.seeds)
+        ]
+
+    def values(self, task: Task, row: str, figure: str) -> Any:
+        """Return a figure of each seed's run."""
+        runs = (self.records[_name(task, row, seed)].outcome.figures for seed in task.seeds)
+        return np.array([figures[figure] for figures in runs])
+
+    def compare(self, row: str, base: str = BASE, task: Optional[Task] = None) -> SignFlips:
+        """Test a row against another in points, over all complete tasks or in one."""
+        return self._test(
+            [
+                self.values(one, row, one.figure) - self.values(one, base, one.figure)
+                for one in self._tasks(task)
+            ]
+        )
+
+    def compare_tests(self, row: str, task: Optional[Task] = None) -> SignFlips:
+        """Test the accuracy of a row's FP32 values in FP32 against the one in its own format."""
+        return self._test(
+            [
+                self.values(one, row, f"float32_{one.figure}") - self.values(one, row, one.figure)
+                for one in self._tasks(task)
+            ]
+        )
+
+    def _tasks(self, task: Optional[Task]) -> Sequence[Task]:
+        return self.complete if task is None else [task]
+
+    @staticmethod
+    def _test(differences: Sequence[Any]) -> SignFlips:
+        return sign_flips([100 * np.concatenate(differences)])  # together: each pair counts as one
+
+    def table(self) -> list[list[str]]:
+        """Return the cells of the table of arms by task."""
+        return [
+            [
+                task.title,
+                _NAMES[row],
+                plus_minus([100 * one for one in self.values(task, row, task.figure)], 2),
+                "-" if row == BASE else mean_and_interval(self.compare(row, task=task)),
+                mean_and_interval(self.compare_tests(row, task)),
+                self._skipped(task, row),
+                f"`{_GROUP}/{task.name}/{row}`",
+            ]
+            for task in self.complete
+            for row in _NAMES
+        ]
+
+    def _skipped(self, task: Task, row: str) -> str:
+        steps = self.values(task, row, "steps")[0]
+        return f"{one_or_range(self.values(task, row, 'skipped_steps').tolist())} of {steps:,}"
+
+    def verdict(self, row: str) -> str:
+        """Return what the protocol's test says of a row in all complete tasks."""
+        found = self.compare(row)
+        if found.lower > -MARGIN and found.upper < MARGIN:
+            return f"equal within {MARGIN} points"
+        if found.upper < 0:
+            return "less than FP32"
+        if found.lower > 0:
+            return "more than FP32"
+        return "not decided"
+
+    def pooled_table(self) -> list[list[str]]:
+        """Return the cells of the table of tests over all complete tasks."""
+        rows = []
+        for row in _NAMES:
+            if row != BASE:
+                found = self.compare(row)
+                rows.append([
+                    _NAMES[row], str(found.pairs), mean_and_interval(found), f"{found.p:.2g}",
+                    self.verdict(row),
+                ])  # fmt: skip
+        return rows
+
+
+GROUP = Group(
+    _GROUP,
+    [_experiment(task, row, seed) for task in TASKS for seed in task.seeds for row in ROWS],
+    _LostBatches,
+)

@@ -87,7 +87,7 @@ check: environment lint
 # What protects a user's numbers, in minutes. The tests of the site and of study/ are run when these change.
 ifndef WITH
 test: environment lint
-	$(PYTEST) -m "$(QUICK) and not left_out" --ignore=tests/site tests study/tests/test_page.py
+	$(PYTEST) -m "$(QUICK) and not left_out" --ignore=tests/site tests study/tests/test_page.py study/tests/test_quotes.py
 	$(RUN) scripts/build_notebooks.py --compare
 	$(CHECK_NOTEBOOKS) 00 01 04 09
 

@@ -92,7 +92,8 @@ class Record:
     date : str
         ISO 8601, UTC.
     source, machine, versions : mapping
-        Commit, processor and packages.
+        Commit, processor and packages. ``source`` has ``of_an_earlier_run`` where the training, or
+        a part of it, had been done before, perhaps by another commit.
     """
 
     name: str

@@ -25,6 +25,7 @@ from study.experiments import (
 from study.experiments.claims import CLAIMS
 from study.experiments.experiment import Group
 from study.experiments.page import Document
+from study.experiments.quoted_texts import QUOTES
 from study.experiments.tables import ROWS
 
 __all__ = ["DOCUMENT", "GROUPS"]
@@ -50,4 +51,10 @@ GROUPS: tuple[Group, ...] = (
     step_times.GROUP,
 )
 
-DOCUMENT = Document(GROUPS, ROWS, CLAIMS)
+DOCUMENT = Document(
+    GROUPS,
+    ROWS,
+    CLAIMS,
+    QUOTES,
+    more_pages=("docs/deployment.md", "docs/gpu.md", "docs/performance.md"),
+)

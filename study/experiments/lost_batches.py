@@ -1,6 +1,6 @@
 """Does FP16 cost accuracy, and is it the batches that its loss scale skips? The protocol's runs.
 
-`docs/protocol.md` says what is run and how it is judged; it was written before the runs.
+`docs/protocol.md` names the runs and the tests; it was written before the runs.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from study.experiments import caltech101, cifar10, imagenet_weights
 from study.experiments.cells import mean_and_interval, one_or_range, plus_minus
 from study.experiments.experiment import Experiment, Group, Outcome, Place, Records
 from study.experiments.photographs import whole_tree
-from study.experiments.statistics import SignFlips, sign_flips
+from study.experiments.statistics import CONFIDENCE, SignFlips, holm, sign_flips
 from study.experiments.training_runs import PER_CLASS, config_of, run_beside, train_or_find
 
-__all__ = ["GROUP", "MARGIN", "ROWS", "TASKS", "DroppedSteps", "Task"]
+__all__ = ["GROUP", "MARGIN", "ROWS", "TASKS", "DroppedSteps", "Task", "experiment_of"]
 
 _GROUP = "lost_batches"
 MARGIN = 0.25
@@ -39,12 +39,14 @@ MARGIN = 0.25
 
 BASE = "float32"
 DYNAMIC = "float16-dynamic"
+MEASURED = "float16-measured"
 DROPPED = "float32-dropped"
+_MAIN = (DYNAMIC, MEASURED, DROPPED)
 # The dynamic runs first: the runs that drop the same steps need them.
 ROWS: Mapping[str, Mapping[str, Any]] = {
     DYNAMIC: {"dtype": "float16", "loss_scale": "dynamic"},
     BASE: {"dtype": "float32"},
-    "float16-measured": {"dtype": "float16", "loss_scale": "measured"},
+    MEASURED: {"dtype": "float16", "loss_scale": "measured"},
     "float16-static": {"dtype": "float16", "loss_scale": "128"},
     "bfloat16": {"dtype": "bfloat16"},
     DROPPED: {"dtype": "float32"},
@@ -54,7 +56,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 _NAMES = {
     BASE: "FP32",
     DYNAMIC: "FP16, dynamic loss scale",
-    "float16-measured": "FP16, measured loss scale",
+    MEASURED: "FP16, measured loss scale",
     "float16-static": "FP16, static loss scale of 128",
     DROPPED: "FP32 without the batches that FP16 skipped",
     "bfloat16": "BF16",
@@ -120,7 +122,7 @@ class Task:
 
 def _of_cifar10(name: str, config: TrainingConfig, run: Any, **more: Any) -> Experiment:
     settings = {"photographs": "CIFAR-10", "shifts": config.shifts, **more, **config_of(config)}
-    return Experiment(name, settings, partial(run, config))
+    return Experiment(name, settings, partial(run, config), planned=True)
 
 
 def _of_caltech101(name: str, config: TrainingConfig, run: Any, **more: Any) -> Experiment:
@@ -154,7 +156,8 @@ def _name(task: Task, row: str, seed: int) -> str:
     return f"{_GROUP}/{task.name}/{row}/seed-{seed}"
 
 
-def _experiment(task: Task, row: str, seed: int) -> Experiment:
+def experiment_of(task: Task, row: str, seed: int) -> Experiment:
+    """Return the run of an arm."""
     config = replace(task.recipe, seed=seed, **ROWS[row])
     more = {"dropped": DYNAMIC} if row == DROPPED else {}
     return task.experiment(_name(task, row, seed), config, partial(_run, task, row), **more)
@@ -174,7 +177,7 @@ def _run(task: Task, row: str, config: TrainingConfig, place: Place) -> Outcome:
 
 def _skipped_steps(task: Task, seed: int, place: Place) -> list[int]:
     """Return the numbers of the steps that the run with a dynamic scale skipped, from 1."""
-    run = _experiment(task, DYNAMIC, seed)
+    run = experiment_of(task, DYNAMIC, seed)
     folder, _ = run_beside(place, run, name=run.name)
     events = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
     return [event["step"] for event in events if event["event"] == "step" and event["skipped"]]
@@ -244,7 +247,7 @@ class _LostBatches:
 
     @staticmethod
     def _test(differences: Sequence[Any]) -> SignFlips:
-        return sign_flips([100 * np.concatenate(differences)])  # together: each pair counts as one
+        return sign_flips([100 * one for one in differences], equal_weights=True)
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of arms by task."""
@@ -267,15 +270,19 @@ class _LostBatches:
         return f"{one_or_range(self.values(task, row, 'skipped_steps').tolist())} of {steps:,}"
 
     def verdict(self, row: str) -> str:
-        """Return what the protocol's test says of a row in all complete tasks."""
-        found = self.compare(row)
+        """Return the result of the protocol's tests of a row in all complete tasks."""
+        found, p = self.compare(row), self.corrected.get(row)
+        words = []
+        if (found.p if p is None else p) < 1 - CONFIDENCE:
+            words.append("less than FP32" if found.mean < 0 else "more than FP32")
         if found.lower > -MARGIN and found.upper < MARGIN:
-            return f"equal within {MARGIN} points"
-        if found.upper < 0:
-            return "less than FP32"
-        if found.lower > 0:
-            return "more than FP32"
-        return "not decided"
+            words.append(f"equal within {MARGIN} points")
+        return ", and ".join(words) or "not decided"
+
+    @cached_property
+    def corrected(self) -> dict[str, float]:
+        """The p-values of the three main comparisons after Holm's correction."""
+        return dict(zip(_MAIN, holm([self.compare(row).p for row in _MAIN])))
 
     def pooled_table(self) -> list[list[str]]:
         """Return the cells of the table of tests over all complete tasks."""
@@ -284,14 +291,14 @@ class _LostBatches:
             if row != BASE:
                 found = self.compare(row)
                 rows.append([
-                    _NAMES[row], str(found.pairs), mean_and_interval(found), f"{found.p:.2g}",
-                    self.verdict(row),
+                    _NAMES[row], str(found.pairs), mean_and_interval(found),
+                    f"{self.corrected.get(row, found.p):.2g}", self.verdict(row),
                 ])  # fmt: skip
         return rows
 
 
 GROUP = Group(
     _GROUP,
-    [_experiment(task, row, seed) for task in TASKS for seed in task.seeds for row in ROWS],
+    [experiment_of(task, row, seed) for task in TASKS for seed in task.seeds for row in ROWS],
     _LostBatches,
 )

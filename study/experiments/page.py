@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +31,8 @@ from mpgluon_tools.tables import Table
 from study.experiments import cells
 from study.experiments.experiment import Group, Records, is_below
 from study.experiments.figures import WIDTH
+from study.experiments.gpu_records import GpuRecords
+from study.experiments.quotes import quoted, read_text, shown, unquoted
 from study.experiments.records import (
     Repetition,
     current_records,
@@ -38,12 +40,14 @@ from study.experiments.records import (
     read_repetitions,
     refuse_mixtures,
 )
+from study.experiments.timings import CONTESTANTS, Timings
 from study.experiments.together import Together
+from study.experiments.training_runs import PER_CLASS
 
 __all__ = ["PAGES", "Document", "fill", "out_of_date", "unsupported", "views_of",
            "visible", "write_document"]  # fmt: skip
 
-PAGES = ("docs/results.md", "docs/results-details.md", "README.md")
+PAGES = ("docs/results.md", "docs/results-details.md", "README.md")  # that have claims
 _END = "<!-- end -->"
 _MARK = r"<!-- (?:table: (?P<table>[^\n]+?)|(?P<number>\{[^\n]+?\})) -->"
 _PLACE = re.compile(f"(?P<mark>{_MARK})(?P<text>(?:(?!<!--).)*?)<!-- end -->", re.DOTALL)
@@ -66,21 +70,48 @@ class Document:
     claims : mapping of str to mapping of str to callable
         By page and by words of that page, as a reader sees them in one line; each returns whether
         the records support the words, from what :func:`views_of` returns.
+    quotes : mapping of str to sequence of str
+        By page or notebook; see `study.experiments.quotes`.
+    more_pages : sequence of str
+        Pages with marked places besides `PAGES`.
     """
 
     groups: Sequence[Group]
     rows: Mapping[str, Callable[[Any], list[list[str]]]]
     claims: Mapping[str, Mapping[str, Callable[[Any], bool]]]
+    quotes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    more_pages: Sequence[str] = ()
 
 
 def views_of(
-    groups: Sequence[Group], records: Records, repetitions: Sequence[Repetition]
+    groups: Sequence[Group],
+    records: Records,
+    repetitions: Sequence[Repetition],
+    benchmarks: Path = Path("study/results"),
 ) -> SimpleNamespace:
-    """Return each group's view under its name, ``records``, ``repetitions`` and ``together``."""
+    """Return each group's view under its name, and others that belong to no group.
+
+    These are ``records``, ``repetitions``, ``together``, and ``timings`` and ``gpu`` of the records
+    in the folder ``benchmarks``, which are read when they are used.
+    """
     views = {group.name: group.view(records) for group in groups}
     found = SimpleNamespace(**views, records=records, repetitions=repetitions)
     found.together = Together(found)
+    found.timings, found.gpu = Timings(benchmarks), GpuRecords(benchmarks, records)
     return found
+
+
+def _names(
+    rows: Mapping[str, Callable[[Any], list[list[str]]]], views: SimpleNamespace
+) -> dict[str, Any]:
+    """Return the names that an expression on a page may use."""
+    return {
+        **{name: getattr(cells, name) for name in cells.__all__},
+        **{name: partial(function, views) for name, function in rows.items()},
+        **CONTESTANTS,
+        "PER_CLASS": PER_CLASS,
+        **vars(views),
+    }
 
 
 def fill(
@@ -96,11 +127,7 @@ def fill(
         If a place has no end, begins a line of prose, where it would be no part of the sentence,
         or cannot be filled.
     """
-    names = {
-        **{name: getattr(cells, name) for name in cells.__all__},
-        **{name: partial(function, views) for name, function in rows.items()},
-        **vars(views),
-    }
+    names = _names(rows, views)
 
     def filled(place: re.Match[str]) -> str:
         expression = place["table"] or f"f'''{place['number']}'''"
@@ -128,9 +155,10 @@ def visible(text: str) -> str:
     return " ".join(_PLACE.sub(lambda place: place["text"], text).split())
 
 
-def _read(root: Path) -> dict[Path, str]:
+def _read(document: Document, root: Path) -> dict[Path, str]:
+    pages = [root / page for page in (*PAGES, *document.more_pages)]
     try:
-        return {root / page: (root / page).read_text(encoding="utf-8") for page in PAGES}
+        return {page: page.read_text(encoding="utf-8") for page in pages}
     except OSError as error:
         raise DataError(f"cannot read {error.filename}: {error.strerror}; see --root") from error
 
@@ -156,7 +184,7 @@ def _views(groups: Sequence[Group], folder: Path) -> SimpleNamespace:
             f"{folder} has no record of {', '.join(missing)}; run "
             f"`python study/scripts/evidence.py run {' '.join(missing)}`"
         )
-    return views_of(groups, records, read_repetitions(folder))
+    return views_of(groups, records, read_repetitions(folder), folder.parent)
 
 
 def _shortest(missing: Sequence[str], everything: Sequence[str]) -> list[str]:
@@ -181,19 +209,39 @@ def out_of_date(document: Document, folder: Path, root: Path) -> list[Path]:
     Markdown only: other versions of Matplotlib draw other pixels.
     """
     views = _views(document.groups, folder)
-    return [path for path, text in _read(root).items() if fill(text, document.rows, views) != text]
+    return [
+        path
+        for path, text in _read(document, root).items()
+        if fill(text, document.rows, views) != text
+    ]
 
 
 def unsupported(document: Document, folder: Path, root: Path) -> list[str]:
-    """Return the claims that the records in ``folder`` do not support, or that no page makes."""
+    """Return the claims and numbers that the records in ``folder`` do not support.
+
+    Claims and quotes that a page does not make count too, and numbers that are neither marked nor
+    quoted in a paragraph with a link to a record.
+    """
     views = _views(document.groups, folder)
-    shown = {path: visible(text) for path, text in _read(root).items()}
-    return [
+    on_pages = {path: visible(text) for path, text in _read(document, root).items()}
+    found = [
         f"{page}: {words}"
         for page, claims in document.claims.items()
         for words, holds in claims.items()
-        if words not in shown[root / page] or not holds(views)
+        if words not in on_pages[root / page] or not holds(views)
     ]
+    names = _names(document.rows, views)
+    for page in dict.fromkeys([*_written_pages(root), *document.quotes]):
+        text, texts = read_text(root / page), quoted(document.quotes.get(page, ()), names)
+        as_read = shown(text)
+        found += [f"{page}: {one}" for one in texts if one not in as_read]
+        found += [f"{page}: {one}, where a record is named" for one in unquoted(text, texts)]
+    return found
+
+
+def _written_pages(root: Path) -> list[str]:
+    pages = [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    return [page.relative_to(root).as_posix() for page in sorted(pages)]
 
 
 def write_document(document: Document, folder: Path, root: Path) -> list[Path]:
@@ -218,7 +266,7 @@ def write_document(document: Document, folder: Path, root: Path) -> list[Path]:
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
     views = _views(document.groups, folder)
-    texts = {path: fill(text, document.rows, views) for path, text in _read(root).items()}
+    texts = {path: fill(text, document.rows, views) for path, text in _read(document, root).items()}
     draw = {name: draw for group in document.groups for name, draw in group.pictures.items()}
     written = list(texts)
     try:

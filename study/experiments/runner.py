@@ -92,15 +92,19 @@ def run_here(experiment: Experiment, place: Place, *, threads: int) -> Record:
     place.work_dir.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     outcome = experiment.run(place)
+    seconds = time.perf_counter() - began
+    source = describe_source("study/experiments")
+    if seconds < outcome.times.get("training_seconds", 0.0):  # it was found, or continued
+        source["of_an_earlier_run"] = True
     return Record(
         name=experiment.name,
         config=experiment.config,
         outcome=outcome,
         command=f"python study/scripts/evidence.py run {experiment.name}",
         threads=threads,
-        seconds=time.perf_counter() - began,
+        seconds=seconds,
         date=now(),
-        source=describe_source("study/experiments"),
+        source=source,
         machine=describe_machine(),
         versions=installed_versions(),
     )

@@ -138,7 +138,7 @@ class SignFlips:
     pairs, negative : int
         All pairs, and those whose difference is below 0.
     mean : float
-        Weighted by the inverse variance of each experiment's differences.
+        Weighted by the inverse variance of each experiment's differences, or not.
     lower, upper : float
         The means that the test does not reject: a confidence interval.
     p : float
@@ -153,21 +153,25 @@ class SignFlips:
     p: float
 
 
-def sign_flips(experiments: Sequence[Any]) -> SignFlips:
+def sign_flips(experiments: Sequence[Any], *, equal_weights: bool = False) -> SignFlips:
     """Test whether paired differences of several experiments have a mean of 0.
 
     Parameters
     ----------
     experiments : sequence of array, shapes (pairs,)
         The differences of each, two pairs or more; at most 20 pairs together.
+    equal_weights : bool
+        Whether each pair has the same weight, in place of its experiment's inverse variance.
     """
     differences = np.concatenate(experiments)
-    weights = np.concatenate([np.full(len(one), 1 / np.var(one, ddof=1)) for one in experiments])
+    if equal_weights:
+        weights = np.ones(len(differences))
+    else:
+        variances = [np.full(len(one), np.var(one, ddof=1)) for one in experiments]
+        weights = 1 / np.concatenate(variances)
     weights /= weights.sum()
-    count = len(differences)
-    signs = 1 - 2 * (np.arange(2**count)[:, None] >> np.arange(count) & 1)
-    means, shares = signs @ (weights * differences), signs @ weights
-    mean = float(weights @ differences)
+    count, mean = len(differences), float(weights @ differences)
+    means, shares = _with_all_signs(weights * differences), _with_all_signs(weights)
 
     def p_value(true_mean: float) -> float:
         distance = abs(mean - true_mean) * (1 - 1e-12)
@@ -184,3 +188,11 @@ def sign_flips(experiments: Sequence[Any]) -> SignFlips:
         return inside
 
     return SignFlips(count, int((differences < 0).sum()), mean, end(-1), end(1), p_value(0.0))
+
+
+def _with_all_signs(values: Any) -> Any:
+    """Return the sums of some numbers with all choices of signs, shape (2 ** numbers,)."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from study.experiments.cells import mean_and_interval, number
+from study.experiments.experiment import Record
 from study.experiments.records import processor_of
 
 __all__ = ["ROWS"]
@@ -61,16 +62,28 @@ def ablation_figures(views: Any) -> list[list[str]]:
 
 
 def origins(views: Any) -> list[list[str]]:
-    """Return on what and when the records were made: number, processor, versions and dates."""
-    made: dict[tuple[str, str], list[str]] = {}
+    """Return machines, versions and dates of the records, and of how many the source is uncertain.
+
+    Number, processor, versions and dates; records made with uncommitted changes, and records of
+    runs that were done, or begun, before the commit that is named.
+    """
+    made: dict[tuple[str, str], list[Record]] = {}
     for record in views.records.values():
         versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-        origin = (processor_of(record.machine), versions)
-        made.setdefault(origin, []).append(record.date[:10])
+        made.setdefault((processor_of(record.machine), versions), []).append(record)
     return [
-        [str(len(days)), *origin, " to ".join(sorted({min(days), max(days)}))]
-        for origin, days in made.items()
+        [
+            str(len(records)),
+            *origin,
+            " to ".join(sorted({min(days), max(days)})),
+            *(str(sum(one.source.get(flag, False) for one in records)) for flag in _UNCERTAIN),
+        ]
+        for origin, records in made.items()
+        for days in [[one.date[:10] for one in records]]
     ]
+
+
+_UNCERTAIN = ("has_changes", "of_an_earlier_run")
 
 
 def repeated(views: Any) -> list[list[str]]:

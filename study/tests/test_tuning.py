@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers import module_from
 
 from recipes.data.shapes import render_shapes
 from study.benchmarks.cases import CaseOptions
 from study.benchmarks.contestant import Contestant, Process
 from study.benchmarks.figures import draw_tuning
-from study.benchmarks.race import CaseResult, Conditions, Result
-from study.benchmarks.record import begin_record, write_record
+from study.benchmarks.race import CaseResult, Result
 from study.benchmarks.tuning import MEASURES, gains, tuning, tuning_table
 
-SCRIPT = module_from(Path(__file__).resolve().parents[2] / "study" / "scripts" / "tuning_log.py")
 SETTINGS = {"model": "alexnet", "batch_size": 4, "image_size": 64, "images": "rendered"}
 
 
@@ -90,36 +87,6 @@ def test_the_picture_has_each_measure_with_its_speed_in_the_colour_of_its_format
     assert colors[0] == colors[1] == colors[2] != colors[3]
     words = [text.get_text() for text in axes.texts]
     assert {"3.00", "6.00", "2.00", "nothing", "0.50"} < set(words)
-
-
-def test_the_page_has_the_log_of_the_record_between_its_comments(tmp_path, capsys):
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "study" / "results").mkdir(parents=True)
-    page = tmp_path / "docs" / "performance.md"
-    page.write_text(f"before\n\n{SCRIPT.BEGIN}\nold\n{SCRIPT.END}\n\nafter\n")
-    root = ["--root", str(tmp_path)]
-    assert SCRIPT.main([*root, "--check"]) == 1
-    assert SCRIPT.main(root) == 0
-    assert f"{SCRIPT.BEGIN}\n\n{SCRIPT.NO_RECORD}\n\n{SCRIPT.END}" in page.read_text()
-    record = begin_record(Conditions(threads=1, rounds=3)).with_case(log())
-    write_record(record, tmp_path / "study" / "results" / "some-tuning.json")
-    assert SCRIPT.main([*root, "--check"]) == 1
-    assert SCRIPT.main(root) == SCRIPT.main([*root, "--check"]) == 0
-    text = page.read_text()
-    assert "**From 3.0 to 6.3 images a second**: alexnet, batches of 4, 64 px, rendered" in text
-    assert "Nothing is brought by *as fast*." in text
-    assert "](../study/results/some-tuning.png)" in text
-    assert "| float16, slower |" in text
-    assert record.machine["processor"] in text
-    assert text.startswith("before\n")
-    assert text.endswith("after\n")
-    page.write_text("no place")
-    assert SCRIPT.main(root) == 2
-    assert "needs one place for the log" in capsys.readouterr().err
-
-
-def test_the_page_of_this_repository_is_that_of_its_records():
-    assert SCRIPT.main(["--check"]) == 0
 
 
 @pytest.mark.slow

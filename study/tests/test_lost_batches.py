@@ -1,0 +1,122 @@
+"""The protocol's arms: FP32 drops the steps that FP16 skipped; verdicts follow the tests."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recipes.data import render_shapes
+from study.experiments.experiment import Outcome, Place
+from study.experiments.lost_batches import GROUP, ROWS, TASKS, DroppedSteps, experiment_of
+
+CIFAR10, CALTECH101 = TASKS
+
+
+def outcome(accuracy, **figures):
+    same = {"test_accuracy": accuracy, "test_accuracy_per_class": accuracy}
+    tested = {f"float32_{name}": value for name, value in same.items()}
+    return Outcome({**same, **tested, "steps": 2343, "skipped_steps": 0, **figures})
+
+
+def records_of(record_of, differences, tasks=TASKS):
+    """Records in which an arm differs from FP32 by so many points in each seed."""
+    records = {}
+    for task in tasks:
+        for row in ROWS:
+            for place, seed in enumerate(task.seeds):
+                one = experiment_of(task, row, seed)
+                more = differences.get(row, [0.0])
+                accuracy = 0.8 + 0.01 * seed + more[place % len(more)] / 100
+                records[one.name] = record_of(one, outcome(accuracy))
+    return records
+
+
+def test_arms_of_a_seed_differ_in_format_and_loss_scale_alone():
+    arithmetic = {"dtype", "loss_scale", "dropped"}
+    common = {}
+    for one in GROUP.experiments:
+        _, task, _, seed = one.name.split("/")
+        config = {key: value for key, value in one.config.items() if key not in arithmetic}
+        assert config == common.setdefault((task, seed), config)
+    assert len({json.dumps(one.config) for one in GROUP.experiments}) == len(GROUP.experiments)
+    assert len(GROUP.experiments) == len(ROWS) * 20
+
+
+def test_dropped_steps_have_an_infinite_scale_and_continue_where_they_were():
+    scale = DroppedSteps([2, 3])
+    seen = []
+    for _ in range(4):
+        seen.append(scale.scale)
+        scale.update(grads_finite=math.isfinite(scale.scale))
+    assert seen == [1, math.inf, math.inf, 1]
+    before = DroppedSteps([2, 3])
+    before.update(grads_finite=True)
+    again = DroppedSteps([2, 3])
+    again.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert again.scale == math.inf
+
+
+def test_a_task_is_looked_at_when_all_its_runs_are_there(record_of):
+    records = records_of(record_of, {}, tasks=[CIFAR10])
+    assert GROUP.view(records).complete == [CIFAR10]
+    last = experiment_of(CIFAR10, "bfloat16", CIFAR10.seeds[-1]).name
+    del records[last]
+    assert GROUP.view(records).complete == []
+    assert GROUP.view(records).table() == []
+
+
+def test_verdicts_are_those_of_the_protocol(record_of):
+    noise = [-0.1, 0.1]
+    view = GROUP.view(
+        records_of(
+            record_of,
+            {
+                "float16-dynamic": [-0.5, -0.3],
+                "float16-measured": noise,
+                "float16-static": [-1.5, 1.4],
+                "float32-dropped": [-0.2, 0.0],
+                "bfloat16": [0.4, 0.6],
+            },
+        )
+    )
+    cells = {row[0]: row[1:] for row in view.pooled_table()}
+    assert cells["FP16, measured loss scale"][0] == "20"
+    assert {name: row[-1] for name, row in cells.items()} == {
+        "FP16, dynamic loss scale": "less than FP32",
+        "FP16, measured loss scale": "equal within 0.25 points",
+        "FP16, static loss scale of 128": "not decided",
+        "FP32 without the batches that FP16 skipped": (
+            "less than FP32, and equal within 0.25 points"
+        ),
+        "BF16": "more than FP32",
+    }
+    table = view.table()
+    assert len(table) == len(TASKS) * len(ROWS)
+    assert table[0][:2] == [CIFAR10.title, "FP32"]
+    assert table[0][3] == "-"
+    assert view.compare("float16-measured", "float16-dynamic").lower > 0.25
+
+
+@pytest.mark.slow  # trains three times
+def test_float32_drops_the_steps_that_float16_skipped(tmp_path):
+    images = render_shapes(tmp_path, images_per_class=12)
+    recipe = replace(CIFAR10.recipe, epochs=2, train_per_class=8, batch_size=16, shifts=False)
+    task = replace(CIFAR10, recipe=recipe, images=lambda _: images)
+    skipped, outcomes = {}, {}
+    for row in ("float16-dynamic", "float32", "float32-dropped"):
+        one = experiment_of(task, row, 0)
+        place = Place(tmp_path, tmp_path / "work" / one.name)
+        outcomes[row] = one.run(place).figures
+        lines = map(json.loads, (place.work_dir / "history.jsonl").read_text().splitlines())
+        steps = [event for event in lines if event["event"] == "step"]
+        skipped[row] = [event["step"] for event in steps if event["skipped"]]
+    assert skipped["float32-dropped"] == skipped["float16-dynamic"] != []
+    assert skipped["float32"] == []
+    fp32 = outcomes["float32"]
+    assert fp32["float32_test_accuracy"] == fp32["test_accuracy"]
+    assert np.isfinite([one["float32_test_loss"] for one in outcomes.values()]).all()
+    assert outcomes["float32-dropped"]["float32_test_loss"] != fp32["float32_test_loss"]

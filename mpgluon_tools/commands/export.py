@@ -1,13 +1,15 @@
-"""Write a network as an ONNX file that onnxruntime serves without MXNet.
+"""Write a network as an ONNX file, or as a PyTorch program: both need no MXNet.
 
     mpgluon export mymodule:make_net --image-size 64 --class-names names.txt --output net.onnx
     mpgluon export resnet50_v1b --parameters resnet50.params --dtype float16
     mpgluon export mymodule:make_regression --input-shape 1,35
     mpgluon export runs/latest --dtype float16 --output net.onnx
+    mpgluon export runs/latest --to torch --output net
 
-The metadata of an image classifier's file names the categories and says how a photograph becomes
-the network's input: --mean, --std and --crop, else a run's own, else ImageNet's. The batch may have
-any size.
+The metadata of an image classifier's ONNX file names the categories and says how a photograph
+becomes the network's input: --mean, --std and --crop, else a run's own, else ImageNet's. A PyTorch
+program is a folder: model.py, model.safetensors, and check.py, which compares it with MXNet's
+numbers. The batch may have any size.
 """
 
 from __future__ import annotations
@@ -43,10 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_preprocessing(parser)
     add_input_shape(parser, "the file has no metadata of images then")
     parser.add_argument(
-        "--dtype", choices=["float32", "float16"], default="float32", help="(default: %(default)s)"
+        "--to", choices=["onnx", "torch"], default="onnx", help="(default: %(default)s)"
     )
     parser.add_argument(
-        "--output", metavar="FILE", default="network.onnx", help="(default: %(default)s)"
+        "--dtype", choices=["float32", "float16"], default="float32",
+        help="of an ONNX file (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", metavar="PATH", help="(default: network.onnx; of a PyTorch program, network)"
     )
 
 
@@ -58,6 +64,9 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
 
     import mxnet as mx
 
+    if options.to == "torch":
+        return _to_torch(options)
+    options.output = options.output or "network.onnx"
     shapes = options.input_shape
     if shapes:
         of_images = ("image_size", "class_names", "mean", "std", "crop")
@@ -81,6 +90,33 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
     print("\n".join(opened.about if shapes else [*opened.about, metadata.preprocessing]))
     print(f"{path}: {options.dtype}, {path.stat().st_size / 2**20:.1f} MiB")
     print(compared)
+    return 0
+
+
+def _to_torch(options: argparse.Namespace) -> int:
+    """Write a PyTorch program."""
+    from mpgluon_tools.commands.networks import example_batch, open_network
+    from mpgluon_tools.deployment import export_torch
+
+    import mxnet as mx
+
+    of_onnx = ("mean", "std", "crop", "dtype")
+    refuse_given(options, of_onnx, "--to torch writes FP32 values, and no preprocessing")
+    with progress_line(2) as show:
+        show("the network")
+        opened = open_network(options, mx.cpu(), all_values=True)
+        size = opened.image_size or options.image_size
+        shapes = options.input_shape or [(2, 3, size, size)]
+        mx.random.seed(0)
+        advice = "Give --input-shape, once for each input"
+        example_batch(opened.net, shapes, mx.cpu(), advice=advice)
+        show("writing the program")
+        title = f"{opened.name}, which was trained in MXNet Gluon."
+        folder = export_torch(opened.net, options.output or "network", shapes, title=title)
+    print("\n".join(opened.about))
+    print(f"{folder}: model.py, model.safetensors, check.py, check.npz")
+    print(f"python {folder / 'check.py'} compares it with MXNet's numbers, where PyTorch and "
+          "safetensors are installed")  # fmt: skip
     return 0
 
 

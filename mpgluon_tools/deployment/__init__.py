@@ -11,12 +11,14 @@ from mpgluon_tools.deployment.inference import InferenceNetwork, inference_netwo
 from mpgluon_tools.deployment.mxnet_export import export_mxnet, import_mxnet
 from mpgluon_tools.deployment.predictions import Agreement, agreement
 from mpgluon_tools.deployment.runs import load_classifier
+from mpgluon_tools.deployment.torch_export import export_torch
 
 __all__ = [
     "Agreement",
     "InferenceNetwork",
     "agreement",
     "export_mxnet",
+    "export_torch",
     "import_mxnet",
     "inference_network",
     "load_classifier",

@@ -89,12 +89,14 @@ class Recording:
         warn_of_lost_values(values, fmt, "use bfloat16 or float32")
 
 
-def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recording:
+def record(
+    net: gluon.HybridBlock, inputs: Sequence[str] = ("data",), *, for_training: bool = False
+) -> Recording:
     """Record a network's computation at inference, and the values of its parameters in FP32.
 
-    Casts and Dropout are left out. A cast network's float16 parameters are recorded as the FP32
-    values behind them: those from before the cast, or the optimizer's masters. The network is
-    not changed. Waits for the devices.
+    Casts are left out, and Dropout unless ``for_training``. A cast network's float16 parameters
+    are recorded as the FP32 values behind them: those from before the cast, or the optimizer's
+    masters. The network is not changed. Waits for the devices.
 
     Parameters
     ----------
@@ -130,7 +132,12 @@ def record(net: gluon.HybridBlock, inputs: Sequence[str] = ("data",)) -> Recordi
             raise ValueError(
                 f"{node.name} is {what} ({node.operator}), which is not recorded; take {instead}"
             )
-    passed = {(node, 0): node.inputs[0] for node in graph.nodes if _passes_through(node)}
+    kept = {"Dropout", "BlockGrad"} if for_training else set()
+    passed = {
+        (node, 0): node.inputs[0]
+        for node in graph.nodes
+        if _passes_through(node) and node.operator not in kept
+    }
     recorded = graph.replaced(passed)
     calls: Counter[str] = Counter()
     for node in recorded.nodes:

@@ -325,9 +325,9 @@ print("operators in C++:", mpgluon.kernels.available())
 # A ratio below 1 means faster than FP32. Other networks gain and lose other amounts. This is a
 # record of 18 of them on one machine (`python study/scripts/benchmark.py zoo` makes one for yours):
 #
-# ![Training step of 18 networks in FP16, cast and autocast, over FP32: SE-ResNeXt and MobileNet v3
-# below 1, most between 1.0 and 1.13, Inception, GoogLeNet and AlexNet up to
-# 1.3](../study/results/cpu-amd-epyc-2-cores-zoo.png)
+# ![Training step of 18 networks in FP16, cast and autocast, over FP32: MobileNet v2, SE-ResNeXt,
+# CIFAR ResNet v1 and MobileNet v3 large well below 1, the others at most
+# 1.13](../study/results/cpu-amd-epyc-2-cores-zoo.png)
 
 # %%
 record = json.loads(Path("../study/results/cpu-amd-epyc-2-cores-zoo.json").read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +36,7 @@ _NETWORKS = {
     "vgg11_bn": "VGG-11 with BatchNorm",
     "vgg16": "VGG-16",
     "googlenet": "GoogLeNet",
-    "inceptionv3": "Inception v3 (299 pixels)",
+    "inceptionv3": "Inception v3",
     "densenet121": "DenseNet-121",
     "squeezenet1.0": "SqueezeNet 1.0",
     "mobilenet1.0": "MobileNet 1.0",
@@ -51,8 +50,8 @@ _NETWORKS = {
     "se_resnext50_32x4d": "SE-ResNeXt-50",
     "resnext50_32x4d": "ResNeXt-50 32x4d",
     "efficientnet_lite0": "EfficientNet-Lite0",
-    "cifar_resnet20_v1": "CIFAR ResNet-20 v1 (32 images of 32 pixels)",
-    "cifar_resnet20_v2": "CIFAR ResNet-20 v2 (the same)",
+    "cifar_resnet20_v1": "CIFAR ResNet-20 v1",
+    "cifar_resnet20_v2": "CIFAR ResNet-20 v2",
 }
 
 
@@ -105,23 +104,24 @@ class Timings:
 
     def ratios(self, contestant: str, name: str) -> list[float]:
         """Return a contestant's ratios over the networks of a record, sorted."""
-        return sorted(self._ratios(contestant, name).values())
+        cases = self.record(name).cases
+        return sorted(_relative(case, contestant, FLOAT32).median for case in cases)
 
-    def most(self, contestant: str, name: str, *, but: Sequence[str] = ()) -> float:
-        """Return the largest ratio of a contestant, without some of the networks."""
-        found = self._ratios(contestant, name)
-        return max(ratio for network, ratio in found.items() if network not in but)
+    def most(self, contestant: str, name: str) -> float:
+        """Return the largest ratio of a contestant."""
+        return self.ratios(contestant, name)[-1]
 
-    def memories(self, contestant: str, name: str, *, but: Sequence[str] = ()) -> list[float]:
+    def memories(self, contestant: str, name: str) -> list[float]:
         """Return the ratios of the peaks over the networks of a record, sorted."""
-        cases = [one for one in self.record(name).cases if one.settings["model"] not in but]
+        cases = self.record(name).cases
         return sorted(_peak(one, contestant) / _peak(one, FLOAT32) for one in cases)
 
-    def _ratios(self, contestant: str, name: str) -> dict[str, float]:
-        return {
-            case.settings["model"]: _relative(case, contestant, FLOAT32).median
-            for case in self.record(name).cases
-        }
+    def over_pytorch(self) -> list[float]:
+        """Return the ratios of BF16 steps to PyTorch's better ones, sorted."""
+        return sorted(
+            _relative(case, BFLOAT16, _faster(case, TORCH, COMPILED)).median
+            for case in self._networks()
+        )
 
     def largest_batch(self, contestant: str) -> int:
         """Return the largest batch that fits into the limit of the record of memory."""
@@ -141,7 +141,7 @@ class Timings:
         """Return the cells of the table of FP16 steps of 18 networks."""
         return [
             [
-                _NETWORKS[case.settings["model"]],
+                _NETWORKS[case.settings["model"]] + _unusual(case),
                 f"{_of(case, FLOAT32).time.median:.2f}",
                 *(_with_quartiles(_relative(case, one, FLOAT32)) for one in (CAST, AUTOCAST)),
             ]
@@ -177,7 +177,6 @@ class Timings:
     def networks_table(self) -> list[list[str]]:
         """Return the cells of the table of steps in BF16 and in PyTorch."""
         shown = (FLOAT32, PREPARED, CAST, BFLOAT16, TORCH, COMPILED)
-        cases = [*self.record("networks").cases, *self.record("networks-more").cases]
         return [
             [
                 _NETWORKS[case.settings["model"]] + _unusual(case),
@@ -186,8 +185,12 @@ class Timings:
                 _ratio(case, BFLOAT16, PREPARED),
                 _ratio(case, BFLOAT16, _faster(case, TORCH, COMPILED)),
             ]
-            for case in cases
+            for case in self._networks()
         ]
+
+    def _networks(self) -> list[CaseResult]:
+        records = ("networks", "networks-more", "networks-last")
+        return [case for name in records for case in self.record(name).cases]
 
     def predicting_table(self) -> list[list[str]]:
         """Return the cells of the table of predictions in BF16 and in PyTorch."""

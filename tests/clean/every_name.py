@@ -254,6 +254,8 @@ def deploy(net):
     assert deployment.agreement(net, inference, batches).same_category == 6
     deployment.export_mxnet(net, FOLDER / "exported")
     deployment.import_mxnet(FOLDER / "exported")
+    program = deployment.export_torch(net, FOLDER / "torch", [(1, 3, 8, 8)])
+    assert "class Network" in (program / "model.py").read_text()
     metadata = onnx.ServingMetadata("net", 8, ("red", "green", "blue"))
     needs("onnx", lambda: onnx.export_onnx(net, FOLDER / "net.onnx", metadata))
     needs("onnx", lambda: onnx.read_metadata(FOLDER / "net.onnx"))
@@ -344,6 +346,7 @@ def commands():
     assert "overflow" in command("replay", recorded, "--network=network:make")
     command("diagnose", *OURS, f"--output={FOLDER}/page.html", extra="report")
     command("export", *OURS, f"--output={FOLDER}/net.onnx", extra="onnx")
+    assert "check.py" in command("export", *OURS, "--to=torch", f"--output={FOLDER}/program")
     serve()
 
 

@@ -1,0 +1,155 @@
+"""A network as a PyTorch program with its parameters, and a check against MXNet's numbers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Union
+
+from mpgluon.base.files import atomic_write, disk_error
+from mpgluon.cast.arrays import arrays_in
+from mpgluon.errors import PrecisionError
+from mpgluon_tools.deployment.recording import Recording, record
+from mpgluon_tools.leaving.mxnet_files import read_symbol
+from mpgluon_tools.leaving.torch_writer import UnsupportedError, safetensors, torch_program
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from mxnet.base import MXNetError
+
+__all__ = ["export_torch"]
+
+_BATCH = 2  # of the recorded numbers
+_CHECK = '''"""Compare the network with MXNet's numbers; the exit status is 1 if they differ."""
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from model import load
+
+LARGEST = 1e-5  # relative to the largest number of a result: FP32 sums in another order
+
+folder = Path(__file__).resolve().parent
+recorded = np.load(folder / "check.npz")
+inputs = [torch.from_numpy(recorded[name]) for name in recorded.files if name.startswith("input")]
+with torch.no_grad():
+    results = load(folder / "model.safetensors")(*inputs)
+results = results if isinstance(results, tuple) else (results,)
+errors = []
+for number, result in enumerate(results):
+    expected = recorded[f"result{number}"]
+    error = np.abs(result.numpy() - expected).max() / np.abs(expected).max()
+    errors.append(error if result.shape == expected.shape else np.inf)
+    print(f"result {number}, shape {tuple(result.shape)}: largest relative error {errors[-1]:.2g}")
+sys.exit(not max(errors) <= LARGEST)
+'''
+
+
+def export_torch(
+    net: gluon.HybridBlock,
+    folder: Union[str, Path],
+    input_shapes: Sequence[tuple[int, ...]],
+    *,
+    title: str = "A network that was trained in MXNet Gluon.",
+) -> Path:
+    """Write a network as a PyTorch program that needs neither MXNet nor this package.
+
+    ``model.py`` has the class ``Network`` (layers with Gluon's names, shapes as comments) and
+    ``load``; ``model.safetensors`` the parameters in FP32, of a cast network the values behind its
+    16-bit ones; ``check.py`` compares the network with MXNet's numbers on random inputs, in
+    ``check.npz``. The program can be trained: Dropout is there, and BatchNorm has its momentum
+    (PyTorch updates the running variance by n / (n - 1) times as much, for n numbers). Waits for
+    the devices.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        Plain, cast or autocast, with values. It is not changed.
+    folder : str or Path
+        Is made.
+    input_shapes : sequence of tuple of int
+        A shape for each input; the first axis is the batch, of any size.
+    title : str
+        The docstring of ``model.py``.
+
+    Returns
+    -------
+    Path
+        ``folder``.
+
+    Raises
+    ------
+    ValueError
+        If a parameter has no values, or the network does not work on input of those shapes.
+    PrecisionError
+        If an operator has no equal in PyTorch; the message names each.
+    DataError
+        If a file cannot be written. Each file is complete or as it was before.
+    """
+    names = ["data"] if len(input_shapes) == 1 else [f"data{i}" for i in range(len(input_shapes))]
+    recording = record(net, names, for_training=True)
+    shapes = [(_BATCH, *shape[1:]) for shape in input_shapes]
+    graph = read_symbol(recording.graph.symbol().tojson(remove_amp_cast=False).encode())
+    known = _shapes(recording, shapes, [node.name for node in graph.nodes])
+    try:
+        program = torch_program(graph, recording.values, names, title=title, shapes=known)
+    except UnsupportedError as error:
+        raise PrecisionError(
+            f"{error}; write these blocks with other operators, or export the part of the network "
+            "before them"
+        ) from error
+    files = {
+        "model.py": program.text.encode(),
+        "model.safetensors": safetensors(program.state),
+        "check.npz": _numbers(recording, shapes),
+        "check.py": _CHECK.encode(),
+    }
+    folder = Path(folder)
+    for name, content in files.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with atomic_write(folder / name) as file:
+                file.write(content)
+        except OSError as error:
+            raise disk_error(error, folder / name, "export again") from error
+    return folder
+
+
+def _shapes(
+    recording: Recording, shapes: Sequence[tuple[int, ...]], names: Sequence[str]
+) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Infer the shape of each result, by place of its node in a list of names."""
+    of_values = {name: value.shape for name, value in recording.values.items()}
+    dtypes = dict.fromkeys([*of_values, *recording.inputs], "float32")
+    try:
+        recording.graph.infer(dtypes, {**of_values, **dict(zip(recording.inputs, shapes))})
+    except MXNetError as error:
+        raise ValueError(
+            f"the network does not work on input of shape {list(shapes)}: "
+            f"{str(error).strip().splitlines()[-1]}"
+        ) from error
+    outputs = {node.name: node.outputs for node in recording.graph.nodes}
+    return {
+        (place, number): output.shape
+        for place, name in enumerate(names)
+        for number, output in enumerate(outputs[name])
+    }
+
+
+def _numbers(recording: Recording, shapes: Sequence[tuple[int, ...]]) -> bytes:
+    """Return a file of NumPy with random inputs and MXNet's results in FP32."""
+    random = np.random.default_rng(0)
+    inputs = [random.standard_normal(shape, np.float32) for shape in shapes]
+    variables = [mx.sym.var(name, dtype="float32") for name in recording.inputs]
+    block = gluon.SymbolBlock(recording.graph.symbol(), variables)
+    for name, parameter in block.collect_params().items():
+        parameter._load_init(mx.nd.array(recording.values[name]), mx.cpu())
+    results: Any = block(*(mx.nd.array(one) for one in inputs))
+    numbers = {f"input{number}": one for number, one in enumerate(inputs)}
+    numbers |= {f"result{number}": one.asnumpy() for number, one in enumerate(arrays_in(results))}
+    file = io.BytesIO()
+    np.savez(file, **numbers)
+    return file.getvalue()

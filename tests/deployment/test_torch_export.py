@@ -1,0 +1,234 @@
+"""A network as a PyTorch program: its text, its values, and the same numbers as MXNet's."""
+
+import json
+import struct
+import subprocess
+from pathlib import Path
+
+import mpgluon
+from mpgluon.deployment import export_torch
+from mpgluon.errors import PrecisionError
+from mpgluon.tools.zoo import build_network
+from mpgluon_tools.leaving.mxnet_files import read_params, read_symbol
+from mpgluon_tools.leaving.torch_writer import torch_program
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet.gluon import nn
+
+TORCH = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin" / "python"
+NEEDS_TORCH = pytest.mark.skipif(
+    not TORCH.exists(), reason="PyTorch has no environment here; make test WITH=peers makes one"
+)
+# Names of both zoos, with a size of their images.
+ZOO = {
+    "alexnet": 64, "cifar_resnet20_v1": 32, "cifar_resnet20_v2": 32, "densenet121": 64,
+    "efficientnet_lite0": 64, "googlenet": 64, "inceptionv3": 80, "mobilenet1.0": 64,
+    "mobilenetv2_1.0": 64, "mobilenetv3_large": 64, "mobilenetv3_small": 64, "resnet18_v1": 64,
+    "resnet18_v2": 64, "resnet50_v1": 64, "resnet50_v1b": 64, "resnet50_v1d": 64,
+    "resnet50_v2": 64, "resnext50_32x4d": 64, "se_resnext50_32x4d": 64, "squeezenet1.0": 64,
+    "vgg11_bn": 32, "vgg16": 32, "bn_inception": 64,
+}  # fmt: skip
+
+
+class Residual(nn.HybridBlock):
+    def __init__(self, channels):
+        super().__init__()
+        with self.name_scope():
+            self.body = nn.Conv2D(channels, 3, padding=1, use_bias=False, in_channels=channels)
+            self.norm = nn.BatchNorm(in_channels=channels, momentum=0.8, scale=False)
+
+    def hybrid_forward(self, F, x):
+        return F.relu(x + self.norm(self.body(x)))
+
+
+def small_net():
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Conv2D(4, 3, strides=2, in_channels=3), Residual(4), nn.Dropout(0.25))
+        net.add(nn.MaxPool2D(), nn.Flatten(), nn.Dense(5, in_units=36))
+    return randomized(net)
+
+
+def randomized(net):
+    """Initialize a network with statistics and scales that differ from the first ones."""
+    mx.random.seed(0)
+    np.random.seed(0)
+    net.initialize(mx.init.Xavier(), force_reinit=True)
+    for name, one in net.collect_params().items():
+        if name.endswith(("running_var", "gamma")):
+            one.set_data(mx.nd.random.uniform(0.5, 1.5, shape=one.shape))
+        elif name.endswith(("running_mean", "beta")):
+            one.set_data(mx.nd.random.normal(scale=0.2, shape=one.shape))
+    return net
+
+
+def state_of(path):
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header, rest = json.loads(data[8 : 8 + length]), data[8 + length :]
+    header.pop("__metadata__")
+    dtypes = {"F32": np.float32, "I64": np.int64}
+    return {
+        name: np.frombuffer(rest[slice(*one["data_offsets"])], dtypes[one["dtype"]]).reshape(
+            one["shape"]
+        )
+        for name, one in header.items()
+    }
+
+
+def test_a_program_reads_as_a_person_would_write_it(tmp_path):
+    text = (
+        export_torch(small_net(), tmp_path, [(8, 3, 16, 16)], title="A net.") / "model.py"
+    ).read_text()
+    assert (
+        text
+        == '''"""A net."""
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv0 = nn.Conv2d(3, 4, 3, stride=2)
+        self.residual0_conv0 = nn.Conv2d(4, 4, 3, padding=1, bias=False)
+        self.residual0_batchnorm0 = nn.BatchNorm2d(4, momentum=0.2)
+        self.residual0_batchnorm0.weight.requires_grad = False
+        self.dense0 = nn.Linear(36, 5)
+
+    def forward(self, x):
+        x = self.conv0(x)  # (N, 4, 7, 7)
+        y = self.residual0_batchnorm0(self.residual0_conv0(x))  # (N, 4, 7, 7)
+        x = F.max_pool2d(F.dropout(F.relu(x + y), 0.25, self.training), 2, stride=2)  # (N, 4, 3, 3)
+        return self.dense0(torch.flatten(x, 1))  # (N, 5)
+
+
+def load(path="model.safetensors"):
+    """Return the network with the parameters of a file, for inference."""
+    from safetensors.torch import load_file
+
+    net = Network()
+    net.load_state_dict(load_file(path))
+    return net.eval()
+'''
+    )
+
+
+def test_values_are_those_of_the_network_and_a_fixed_scale_is_one(tmp_path):
+    net = small_net()
+    state = state_of(export_torch(net, tmp_path, [(8, 3, 16, 16)]) / "model.safetensors")
+    parameters = net.collect_params()
+    weight = parameters["net_residual0_conv0_weight"].data().asnumpy()
+    assert state["residual0_conv0.weight"].tobytes() == weight.tobytes()
+    assert state["residual0_batchnorm0.weight"].tolist() == [1] * 4
+    assert state["residual0_batchnorm0.num_batches_tracked"] == 0
+
+
+def test_a_cast_network_is_written_with_its_masters_and_unchanged(tmp_path):
+    net = small_net()
+    plain = export_torch(net, tmp_path / "plain", [(8, 3, 16, 16)])
+    mpgluon.cast_block(net)
+    cast = export_torch(net, tmp_path / "cast", [(8, 3, 16, 16)])
+    for name in ("model.py", "model.safetensors", "check.npz"):
+        assert (plain / name).read_bytes() == (cast / name).read_bytes()
+    assert net.collect_params()["net_dense0_weight"].dtype == "float16"
+
+
+def test_neither_mxnet_nor_the_library_is_needed_to_write(tmp_path):
+    net = small_net()
+    net.hybridize()
+    net(mx.nd.zeros((2, 3, 16, 16)))
+    net.export(str(tmp_path / "net"))
+    values = read_params(tmp_path / "net-0000.params")
+    values = {name.partition(":")[2]: value for name, value in values.items()}
+    program = torch_program(
+        read_symbol(tmp_path / "net-symbol.json"), values, ["data"], title="A net."
+    )
+    assert "self.residual0_conv0 = nn.Conv2d(4, 4, 3, padding=1, bias=False)" in program.text
+    assert "(N," not in program.text
+    with pytest.raises(ValueError, match="variable data, which is neither an input"):
+        torch_program(read_symbol(tmp_path / "net-symbol.json"), values, ["image"], title="")
+
+
+class Unusual(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.topk(F.pick(x, F.argmax(x, axis=1)))
+
+
+def test_operators_without_an_equal_are_named_and_nothing_is_written(tmp_path):
+    net = Unusual()
+    net.initialize()
+    with pytest.raises(PrecisionError, match=r"argmax0 \(argmax: not translated\).*topk0"):
+        export_torch(net, tmp_path / "net", [(2, 5)])
+    assert not (tmp_path / "net").exists()
+    with pytest.raises(ValueError, match="does not work on input of shape"):
+        export_torch(small_net(), tmp_path / "net", [(2, 4, 16, 16)])
+
+
+def check(folder):
+    done = subprocess.run([str(TORCH), str(folder / "check.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@NEEDS_TORCH
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO)
+def test_networks_of_both_zoos_have_the_same_numbers(name, tmp_path):
+    size = ZOO[name]
+    net = build_network(name, classes=10, image_size=size, devices=[mx.cpu()])
+    folder = export_torch(randomized(net), tmp_path, [(1, 3, size, size)])
+    assert "largest relative error" in check(folder)
+
+
+class Layers(nn.HybridBlock):
+    """Operators that the zoos lack, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.up = nn.Conv2DTranspose(
+                6, 3, strides=2, padding=1, output_padding=1, in_channels=4
+            )
+            self.instance, self.group = (
+                nn.InstanceNorm(in_channels=6),
+                nn.GroupNorm(3),
+            )
+            self.slopes, self.layer = nn.PReLU(in_channels=1), nn.LayerNorm(in_channels=16)
+            self.frozen = nn.BatchNorm(use_global_stats=True, in_channels=6)
+            self.scale = self.params.get("scale", shape=(1, 6, 1, 1))
+
+    def hybrid_forward(self, F, x, scale):
+        x = self.frozen(self.group(self.instance(self.up(x))))
+        x = F.broadcast_mul(F.LeakyReLU(x, act_type="gelu") * 2 - 1, scale)
+        x = self.slopes(F.pad(x, mode="reflect", pad_width=(0, 0, 0, 0, 1, 2, 3, 4)))
+        x = F.Pooling(x, kernel=(3, 3), stride=(2, 2), pool_type="avg", pooling_convention="full")
+        x = F.concat(x, 1 - F.sigmoid(x) / (x + 3), dim=1)
+        x = F.UpSampling(x, scale=2, sample_type="nearest").slice_axis(axis=3, begin=0, end=16)
+        x = self.layer(F.elu(x) if hasattr(F, "elu") else F.LeakyReLU(x, act_type="elu", slope=1))
+        left = x.reshape((0, 0, -1)).transpose((0, 2, 1))
+        products = F.batch_dot(left / 1000, left, transpose_a=True)
+        return F.softmax(products), x.mean(axis=(1, 2)).square()
+
+
+@NEEDS_TORCH
+@pytest.mark.slow
+def test_operators_that_the_zoos_lack_have_the_same_numbers(tmp_path):
+    net = Layers()
+    check(export_torch(randomized(net), tmp_path, [(1, 4, 9, 9)]))
+
+
+@NEEDS_TORCH
+@pytest.mark.slow
+def test_a_wrong_program_fails_its_check(tmp_path):
+    folder = export_torch(small_net(), tmp_path, [(1, 3, 16, 16)])
+    check(folder)
+    text = (folder / "model.py").read_text()
+    (folder / "model.py").write_text(text.replace("stride=2)", "stride=2, padding=1)", 1))
+    done = subprocess.run([str(TORCH), str(folder / "check.py")], capture_output=True, text=True)
+    assert done.returncode == 1
+    (folder / "model.py").write_text(text.replace("momentum=0.2", "momentum=0.2, eps=0.01"))
+    done = subprocess.run([str(TORCH), str(folder / "check.py")], capture_output=True, text=True)
+    assert done.returncode == 1

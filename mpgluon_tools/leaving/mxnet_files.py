@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Optional, Union
 
 import numpy as np
 
-__all__ = ["FileFormatError", "Graph", "Node", "Reader", "read_params", "read_symbol"]
+__all__ = ["FileFormatError", "Graph", "Node", "read_params", "read_symbol"]
 
 Source = Union[str, "os.PathLike[str]", bytes]
 """A path, or the bytes of a file."""

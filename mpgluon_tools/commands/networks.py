@@ -163,7 +163,8 @@ def open_network(
     asked = {key: getattr(options, key, None) for key in _IMAGES}
     preprocessing = {_IMAGES[key]: value for key, value in asked.items() if value is not None}
     assumed = ", ".join(f"--{key}" for key, value in asked.items() if value is None)
-    if assumed and hasattr(options, "mean") and not getattr(options, "input_shape", None):
+    of_images = not getattr(options, "input_shape", None) and getattr(options, "to", "") != "torch"
+    if assumed and hasattr(options, "mean") and of_images:
         about.append(f"Not given, and assumed as for ImageNet: {assumed}.")
     return OpenedNetwork(net, name, about, options.image_size, names, batch, preprocessing)
 

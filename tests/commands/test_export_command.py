@@ -120,6 +120,17 @@ def test_a_network_of_other_input_is_compared_by_its_numbers(printed):
     assert logits.shape == (4, 3)
 
 
+def test_a_program_for_pytorch_is_a_folder_with_its_check(printed, refused, folder):
+    output = printed("export", "mine:small", "--image-size=8", "--to=torch")
+    assert "assumed" not in output
+    assert output.splitlines()[-1].startswith("python network/check.py compares it")
+    assert "class Network(nn.Module):" in (folder / "network" / "model.py").read_text()
+    names = {path.name for path in (folder / "network").iterdir()}
+    assert names == {"model.py", "model.safetensors", "check.py", "check.npz"}
+    wrong = ("export", "mine:small", "--to=torch", "--dtype=float16", "--crop=0.5")
+    assert "and no preprocessing; leave out --crop, --dtype" in refused(*wrong)
+
+
 def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     output = printed("export", "mine:small", "--image-size=8")

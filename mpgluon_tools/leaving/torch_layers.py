@@ -208,6 +208,8 @@ _ACTIVATIONS = {
     "tanh": "torch.tanh({})",
     "softrelu": "F.softplus({})",
     "softsign": "F.softsign({})",
+    "log_sigmoid": "F.logsigmoid({})",
+    "mish": "F.mish({})",
 }
 
 
@@ -240,6 +242,8 @@ def _pooling(call: Call) -> str:
         axes = tuple(range(2, 4 if shape is None else len(shape)))
         return f"{operand}.{'amax' if kind == 'max' else 'mean'}({axes}, keepdim=True)"
     kernel = call.option("kernel")
+    inside = all(2 * pad <= size for pad, size in zip(call.option("pad") or (), kernel))
+    _require(inside, "its padding is more than half of its window")
     options = _windows(call, len(kernel), "stride", "pad")
     options.setdefault("stride", 1)  # PyTorch's default is the kernel
     if call.option("pooling_convention", "valid") == "full":
@@ -298,8 +302,11 @@ def _reshape(call: Call) -> str:
 
 
 def _transpose(call: Call) -> str:
-    axes = call.option("axes")
-    return f"{call.operands[0]}.permute({tuple(axes)})" if axes else f"{call.operands[0]}.T"
+    axes, shape = call.option("axes"), call.shapes[0]
+    if not axes:
+        _require(shape is not None, "it reverses axes whose number is not known")
+        axes = range(len(shape or ()))[::-1]
+    return f"{call.operands[0]}.permute({tuple(axes)})"
 
 
 def _softmax(name: str, call: Call) -> str:
@@ -353,6 +360,15 @@ def _slice_axis(call: Call) -> str:
     return f"{call.operands[0]}[{':, ' * axis}{part}]"
 
 
+def _dot(call: Call) -> str:
+    transposed = call.option("transpose_a", False) or call.option("transpose_b", False)
+    _require(not transposed, "a transposed operand")
+    ranks = [None if shape is None else len(shape) for shape in call.shapes]
+    ranks = [rank if value is None else value.ndim for rank, value in zip(ranks, call.values)]
+    _require(set(ranks) <= {1, 2}, "an operand that is not known to be a vector or a matrix")
+    return f"{call.operands[0]} @ {call.operands[1]}"
+
+
 def _batch_dot(call: Call) -> str:
     operands = [
         f"{operand}.transpose(1, 2)" if call.option(f"transpose_{side}", False) else operand
@@ -397,7 +413,7 @@ TRANSLATIONS: Mapping[str, Translation] = {
     "Dropout": _dropout,
     "slice_axis": _slice_axis,
     "batch_dot": _batch_dot,
-    "dot": partial(_function, "{} @ {}"),
+    "dot": _dot,
     **{name: partial(_reduction, theirs) for name, theirs in
        (("mean", "mean"), ("sum", "sum"), ("max", "amax"), ("min", "amin"))},
     **{f"{kind}_{name}": partial(_operator, sign) for name, sign in _SIGNS.items()

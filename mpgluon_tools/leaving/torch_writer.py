@@ -26,6 +26,15 @@ Entry = tuple[int, int]
 
 _NAMES = ("x", "y", "z", "u", "v", "w")
 _LONGEST = 48  # of an expression that becomes an operand of another
+_OF_MODULES = (  # the attributes of torch.nn.Module
+    "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
+    "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward",
+    "get_buffer", "get_extra_state", "get_parameter", "get_submodule", "half", "ipu",
+    "load_state_dict", "modules", "mtia", "named_buffers", "named_children", "named_modules",
+    "named_parameters", "parameters", "register_buffer", "register_module", "register_parameter",
+    "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to",
+    "to_empty", "train", "training", "type", "xpu", "zero_grad",
+)  # fmt: skip
 _OPERAND = re.compile("\0(\\d+)\0")
 _DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "int8": "I8", "uint8": "U8",
            "int16": "I16", "int32": "I32", "int64": "I64", "bool": "BOOL"}  # fmt: skip
@@ -144,7 +153,7 @@ class _Writer:
         self._uses = Counter(entry for node in graph.nodes for entry in node.inputs)
         self._uses.update(graph.heads)
         self._prefix = _common_prefix([node.name for node in graph.nodes if node.op != "null"])
-        self._taken = {"training", "forward", *dir(object), *_NAMES, "torch", "nn", "F"}
+        self._taken = {*_OF_MODULES, *dir(object), *_NAMES, "torch", "nn", "F"}
         self._layers: dict[tuple[Any, ...], str] = {}
         self._parameters: dict[str, str] = {}
         self._results: dict[Entry, _Result] = {}
@@ -322,6 +331,8 @@ def safetensors(state: Mapping[str, Any]) -> bytes:
     for name, value in state.items():
         array = np.ascontiguousarray(value).reshape(np.shape(value))
         data = array.astype(array.dtype.newbyteorder("<")).tobytes()
+        if array.dtype.name not in _DTYPES:
+            raise ValueError(f"{name} has the dtype {array.dtype}, which safetensors lacks here")
         header[name] = {
             "dtype": _DTYPES[array.dtype.name],
             "shape": list(array.shape),

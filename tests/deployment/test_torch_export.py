@@ -167,6 +167,37 @@ def test_operators_without_an_equal_are_named_and_nothing_is_written(tmp_path):
         export_torch(small_net(), tmp_path / "net", [(2, 4, 16, 16)])
 
 
+class Transposed(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.dot(x, x, transpose_a=True)
+
+
+class WidePadding(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.Pooling(x, kernel=(3,), pad=(2,), pool_type="max")
+
+
+@pytest.mark.parametrize(
+    ("block", "shape", "why"),
+    [
+        (Transposed, (3, 4), "dot: a transposed operand"),
+        (WidePadding, (2, 3, 8), "Pooling: its padding is more than half of its window"),
+    ],
+)
+def test_options_without_an_equal_are_named(tmp_path, block, shape, why):
+    with pytest.raises(PrecisionError, match=why):
+        export_torch(block(), tmp_path / "net", [shape])
+
+
+def test_a_layer_has_no_name_of_a_torch_module(tmp_path):
+    net = nn.HybridSequential(prefix="")
+    net.add(nn.Dense(3, in_units=4, prefix="half_"), nn.Dense(2, in_units=3, prefix="class_"))
+    net.initialize()
+    text = (export_torch(net, tmp_path, [(2, 4)]) / "model.py").read_text()
+    assert "self.half_2 = nn.Linear(4, 3)" in text
+    assert "self._class = nn.Linear(3, 2)" in text
+
+
 def check(folder):
     done = subprocess.run([str(TORCH), str(folder / "check.py")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -258,11 +258,11 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 
 LINES = {
     "mpgluon": 18_956,
-    "mpgluon_tools": 16_056,
+    "mpgluon_tools": 16_134,
     "recipes": 5_439,
-    "study": 17_954,
+    "study": 17_982,
     "scripts": 454,
-    "tests": 53_254,
+    "tests": 53_342,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -24,7 +24,7 @@ COMMANDS = {
     "diagnose": "examine a network on one batch; write an HTML page (extra report)",
     "replay": "run a training step again that was skipped",
     "numerics": "show the recorded numbers of a run, or where two runs part",
-    "export": "write a network as an ONNX file (extra onnx)",
+    "export": "write a network as an ONNX file (extra onnx) or a PyTorch program",
     "predict": "name photographs with a trained network (extra serve)",
     "serve": "serve a page on which to try a network on photographs (extra serve)",
     "bench": "time a training step in FP32, FP16 and BF16, and its memory",

@@ -21,7 +21,7 @@ from mxnet.base import MXNetError
 
 __all__ = ["export_torch"]
 
-_BATCH = 2  # of the recorded numbers
+_BATCHES = 2, 3  # of the recorded numbers, and one more to see which sizes follow the batch
 _CHECK = '''"""Compare the network with MXNet's numbers; the exit status is 1 if they differ."""
 import sys
 from pathlib import Path
@@ -40,11 +40,12 @@ with torch.no_grad():
 results = results if isinstance(results, tuple) else (results,)
 errors = []
 for number, result in enumerate(results):
-    expected = recorded[f"result{number}"]
-    error = np.abs(result.numpy() - expected).max() / np.abs(expected).max()
-    errors.append(error if result.shape == expected.shape else np.inf)
-    print(f"result {number}, shape {tuple(result.shape)}: largest relative error {errors[-1]:.2g}")
-sys.exit(not max(errors) <= LARGEST)
+    result, expected = result.detach().numpy(), recorded[f"result{number}"]
+    if result.shape != expected.shape:
+        sys.exit(f"result {number} has the shape {result.shape}, and MXNet's {expected.shape}")
+    errors.append(np.abs(result - expected).max() / np.abs(expected).max())
+    print(f"result {number}, shape {result.shape}: largest relative error {errors[-1]:.2g}")
+sys.exit(not all(error <= LARGEST for error in errors))
 '''
 
 
@@ -91,11 +92,17 @@ def export_torch(
     """
     names = ["data"] if len(input_shapes) == 1 else [f"data{i}" for i in range(len(input_shapes))]
     recording = record(net, names, for_training=True)
-    shapes = [(_BATCH, *shape[1:]) for shape in input_shapes]
+    shapes, larger = ([(batch, *shape[1:]) for shape in input_shapes] for batch in _BATCHES)
     graph = read_symbol(recording.graph.symbol().tojson(remove_amp_cast=False).encode())
-    known = _shapes(recording, shapes, [node.name for node in graph.nodes])
+    nodes = [node.name for node in graph.nodes]
+    known, others = (_shapes(recording, one, nodes) for one in (shapes, larger))
+    comments = {entry: _in_words(shape, others[entry]) for entry, shape in known.items()}
+    frozen = {name for name, one in net.collect_params().items() if one.grad_req == "null"}
     try:
-        program = torch_program(graph, recording.values, names, title=title, shapes=known)
+        program = torch_program(
+            graph, recording.values, names, title=title, frozen=frozen, shapes=known,
+            comments=comments,
+        )  # fmt: skip
     except UnsupportedError as error:
         raise PrecisionError(
             f"{error}; write these blocks with other operators, or export the part of the network "
@@ -137,6 +144,17 @@ def _shapes(
         for place, name in enumerate(names)
         for number, output in enumerate(outputs[name])
     }
+
+
+def _in_words(shape: tuple[int, ...], larger: tuple[int, ...]) -> str:
+    """Return a shape with the sizes that follow the batch in terms of it."""
+    sizes = []
+    for size, other in zip(shape, larger):
+        times = size // _BATCHES[0]
+        follows = (size, other) == tuple(times * batch for batch in _BATCHES)
+        words = "N" if times == 1 else f"{times}N"
+        sizes.append(str(size) if size == other else words if follows else "...")
+    return f"({', '.join(sizes)})"
 
 
 def _numbers(recording: Recording, shapes: Sequence[tuple[int, ...]]) -> bytes:

@@ -95,10 +95,11 @@ class Reader:
         length = stored.itemsize
         for side in shape:
             length *= side
-        data = np.frombuffer(self.bytes(length, words), stored).reshape(shape)
+        data = np.frombuffer(self.bytes(length, words), stored)
+        data = data.astype(stored.newbyteorder("="))  # a copy, which may be written to
         if dtype == "bfloat16":
-            return (data.astype(np.uint32) << 16).view(np.float32)
-        return data.astype(stored.newbyteorder("="))  # a copy, which may be written to
+            data = (data.astype(np.uint32) << 16).view(np.float32)
+        return data.reshape(shape)
 
 
 def read_params(source: Source) -> Union[dict[str, Any], list[Any]]:
@@ -202,10 +203,17 @@ class Node:
     inputs: tuple[tuple[int, int], ...]
 
     def value(self, name: str, default: Any = None) -> Any:
-        """Return an attribute as a Python value: ``"(3, 3)"`` as a tuple, a word as a text."""
-        text = self.attrs.get(name)
-        if text is None:
+        """Return an attribute as a Python value: ``"(3, 3)"`` as a tuple, a word as a text.
+
+        ``default`` stands for ``"None"`` too, as in MXNet.
+        """
+        text = self.attrs.get(name, "None").strip()
+        if text == "None":
             return default
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if text.lower().lstrip("+-") in ("inf", "infinity", "nan"):
+            return float(text)
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError):

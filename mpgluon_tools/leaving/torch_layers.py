@@ -7,6 +7,7 @@ things by one name, the function says so. An operator or option without an equal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +53,8 @@ class Call:
         The values of the operands that are parameters.
     shapes : sequence of tuple or None
         Shapes of the operands, where they are known.
+    rank : int or None
+        The axes of the first operand, where they are known.
     layer : Layer or None
         Set by the translation.
     """
@@ -60,6 +63,7 @@ class Call:
     operands: Sequence[str]
     values: Sequence[Optional[Any]]
     shapes: Sequence[Optional[tuple[int, ...]]]
+    rank: Optional[int] = None
     layer: Optional[Layer] = None
 
     def option(self, name: str, default: Any = None) -> Any:
@@ -131,7 +135,7 @@ def _dense(call: Call) -> str:
     weight, has_bias = call.parameter(1), not call.option("no_bias", False)
     state = {"weight": weight, **({"bias": call.parameter(2)} if has_bias else {})}
     options = {} if has_bias else {"bias": False}
-    if call.option("flatten", True) and (call.shapes[0] is None or len(call.shapes[0]) != 2):
+    if call.option("flatten", True) and call.rank != 2:
         call.operands = [f"torch.flatten({call.operands[0]}, 1)"]
     return call.module("Linear", weight.shape[1], weight.shape[0], state=state, **options)
 
@@ -149,9 +153,8 @@ def _batch_norm(call: Call) -> str:
     names = ("bias", "running_mean", "running_var")
     state = {"weight": gamma, **{name: call.parameter(2 + i) for i, name in enumerate(names)}}
     state["num_batches_tracked"] = np.zeros((), np.int64)
-    rank = 4 if call.shapes[0] is None else len(call.shapes[0])
-    _require(2 <= rank <= 5, f"it has {rank} axes")
-    kind = f"BatchNorm{max(1, rank - 2)}d"
+    _require(call.rank in (2, 3, 4, 5), f"its operand has {call.rank or 'unknown'} axes")
+    kind = f"BatchNorm{max(1, (call.rank or 0) - 2)}d"
     momentum = round(1 - float(call.option("momentum", 0.9)), 10)
     options = {"eps": float(call.option("eps", 1e-3)), "momentum": momentum}
     defaults = {"eps": 1e-5, "momentum": 0.1}
@@ -166,9 +169,8 @@ def _batch_norm(call: Call) -> str:
 
 
 def _layer_norm(call: Call) -> str:
-    rank = call.shapes[0] and len(call.shapes[0])
     axis = call.option("axis", -1)
-    _require(axis in (-1, (rank or 0) - 1), f"its axis is {axis}, not the last")
+    _require(axis in (-1, (call.rank or 0) - 1), f"its axis is {axis}, not the last")
     state = {"weight": call.parameter(1), "bias": call.parameter(2)}
     eps = float(call.option("eps", 1e-5))
     return call.module("LayerNorm", len(state["weight"]), state=state,
@@ -189,16 +191,16 @@ def _group_norm(call: Call) -> str:
 
 
 def _instance_norm(call: Call) -> str:
-    _require(call.shapes[0] is not None and len(call.shapes[0]) in (3, 4, 5), "its axes")
-    assert call.shapes[0] is not None
+    _require(call.rank in (3, 4, 5), f"its operand has {call.rank or 'unknown'} axes")
     state = {"weight": call.parameter(1), "bias": call.parameter(2)}
-    return call.module(f"InstanceNorm{len(call.shapes[0]) - 2}d", len(state["weight"]), state=state,
+    return call.module(f"InstanceNorm{(call.rank or 0) - 2}d", len(state["weight"]), state=state,
                        eps=float(call.option("eps", 1e-3)), affine=True)  # fmt: skip
 
 
 def _embedding(call: Call) -> str:
+    """Translate an embedding; MXNet clips indices, and PyTorch refuses those out of range."""
     weight = call.parameter(1)
-    call.operands = [f"{call.operands[0]}.long()"]
+    call.operands = [f"{call.operands[0]}.long().clamp(0, {len(weight) - 1})"]
     return call.module("Embedding", *weight.shape, state={"weight": weight})
 
 
@@ -208,20 +210,24 @@ _ACTIVATIONS = {
     "tanh": "torch.tanh({})",
     "softrelu": "F.softplus({})",
     "softsign": "F.softsign({})",
-    "log_sigmoid": "F.logsigmoid({})",
-    "mish": "F.mish({})",
 }
 
 
 def _activation(call: Call) -> str:
-    return _ACTIVATIONS[call.option("act_type")].format(call.operands[0])
+    kind = call.option("act_type")
+    _require(kind in _ACTIVATIONS, f"act_type={kind!r}")
+    return _ACTIVATIONS[kind].format(call.operands[0])
 
 
 def _leaky_relu(call: Call) -> str:
     kind, slope = call.option("act_type", "leaky"), float(call.option("slope", 0.25))
     if kind == "prelu":
         weight = call.parameter(1)
-        return call.module("PReLU", weight.size, state={"weight": weight.reshape(-1)})
+        return call.module(
+            "PReLU",
+            weight.size,
+            state={"weight": weight if weight.ndim == 1 else weight.reshape(-1)},
+        )
     texts = {
         "leaky": f"F.leaky_relu({{}}, {slope!r})",
         "elu": f"F.elu({{}}, {slope!r})",
@@ -239,7 +245,9 @@ def _pooling(call: Call) -> str:
     _require(call.option("layout") in (None, "None", "NCW", "NCHW", "NCDHW"), "its layout")
     shape, operand = call.shapes[0], call.operands[0]
     if call.option("global_pool", False):
-        axes = tuple(range(2, 4 if shape is None else len(shape)))
+        rank = call.rank or 2 + len(call.option("kernel", ()))
+        _require(rank > 2, "its operand has unknown axes")
+        axes = tuple(range(2, rank))
         return f"{operand}.{'amax' if kind == 'max' else 'mean'}({axes}, keepdim=True)"
     kernel = call.option("kernel")
     inside = all(2 * pad <= size for pad, size in zip(call.option("pad") or (), kernel))
@@ -271,7 +279,17 @@ def _adaptive_pooling(call: Call) -> str:
 
 
 def _clip(call: Call) -> str:
-    return f"{call.operands[0]}.clamp({call.option('a_min')!r}, {call.option('a_max')!r})"
+    ends = (_number(call.option(name)) for name in ("a_min", "a_max"))
+    return f"{call.operands[0]}.clamp({', '.join(ends)})"
+
+
+def _bounded(side: str, call: Call) -> str:
+    return f"{call.operands[0]}.clamp({side}={_number(call.option('scalar'))})"
+
+
+def _number(value: float) -> str:
+    """Return a number as Python writes it; infinities have no literal."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def _pad(call: Call) -> str:
@@ -292,8 +310,9 @@ def _concat(option: str, default: int, call: Call) -> str:
 
 def _reshape(call: Call) -> str:
     shape = call.option("shape")
-    _require(not call.option("reverse", False) and all(size >= -1 for size in shape),
-             f"shape={shape}: 0 and -1 only")  # fmt: skip
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    known = not call.option("reverse", False) and all(size >= -1 for size in shape)
+    _require(known, f"shape={shape}: 0 and -1 only")
     if tuple(shape) == (0, -1):
         return f"{call.operands[0]}.flatten(1)"
     sizes = [str(size) if size else f"{call.operands[0]}.shape[{place}]"
@@ -302,10 +321,10 @@ def _reshape(call: Call) -> str:
 
 
 def _transpose(call: Call) -> str:
-    axes, shape = call.option("axes"), call.shapes[0]
+    axes = call.option("axes")
     if not axes:
-        _require(shape is not None, "it reverses axes whose number is not known")
-        axes = range(len(shape or ()))[::-1]
+        _require(call.rank is not None, "it reverses axes whose number is not known")
+        axes = range(call.rank or 0)[::-1]
     return f"{call.operands[0]}.permute({tuple(axes)})"
 
 
@@ -323,23 +342,12 @@ def _reduction(name: str, call: Call) -> str:
 
 
 def _operator(sign: str, call: Call) -> str:
-    left, right = call.operands
-    return f"{_in_parentheses(left)} {sign} {_in_parentheses(right)}"
+    return f"{call.operands[0]} {sign} {call.operands[1]}"
 
 
 def _with_number(sign: str, call: Call, *, reverse: bool = False) -> str:
-    number, operand = repr(float(call.option("scalar"))), _in_parentheses(call.operands[0])
+    number, operand = _number(float(call.option("scalar"))), call.operands[0]
     return f"{number} {sign} {operand}" if reverse else f"{operand} {sign} {number}"
-
-
-def _in_parentheses(text: str) -> str:
-    """Return an operand of a sign: a call, a name or, in parentheses, another expression."""
-    depth = 0
-    for letter in text:
-        depth += (letter in "([") - (letter in ")]")
-        if letter == " " and not depth:
-            return f"({text})"
-    return text
 
 
 def _function(text: str, call: Call) -> str:
@@ -384,7 +392,6 @@ def _upsampling(call: Call) -> str:
 
 
 _SIGNS = {"add": "+", "plus": "+", "sub": "-", "minus": "-", "mul": "*", "div": "/", "power": "**"}
-_SCALARS = {"plus": "+", "minus": "-", "mul": "*", "div": "/", "power": "**"}
 
 TRANSLATIONS: Mapping[str, Translation] = {
     "Convolution": _convolution,
@@ -418,11 +425,11 @@ TRANSLATIONS: Mapping[str, Translation] = {
        (("mean", "mean"), ("sum", "sum"), ("max", "amax"), ("min", "amin"))},
     **{f"{kind}_{name}": partial(_operator, sign) for name, sign in _SIGNS.items()
        for kind in ("elemwise", "broadcast", "")},
-    **{f"_{name}_scalar": partial(_with_number, sign) for name, sign in _SCALARS.items()},
+    **{f"_{name}_scalar": partial(_with_number, sign) for name, sign in _SIGNS.items()},
     "_rminus_scalar": partial(_with_number, "-", reverse=True),
     "_rdiv_scalar": partial(_with_number, "/", reverse=True),
-    "_maximum_scalar": lambda call: f"{call.operands[0]}.clamp(min={call.option('scalar')})",
-    "_minimum_scalar": lambda call: f"{call.operands[0]}.clamp(max={call.option('scalar')})",
+    "_maximum_scalar": partial(_bounded, "min"),
+    "_minimum_scalar": partial(_bounded, "max"),
     "broadcast_maximum": partial(_function, "torch.maximum({}, {})"),
     "broadcast_minimum": partial(_function, "torch.minimum({}, {})"),
     "square": partial(_function, "{} ** 2"),

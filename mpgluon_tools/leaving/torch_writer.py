@@ -11,7 +11,7 @@ import keyword
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -26,6 +26,8 @@ Entry = tuple[int, int]
 
 _NAMES = ("x", "y", "z", "u", "v", "w")
 _LONGEST = 48  # of an expression that becomes an operand of another
+_SAME_RANK = frozenset({"Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pad", "clip", "relu",
+                        "elemwise_add", "broadcast_add", "broadcast_mul", "Concat"})  # fmt: skip
 _OF_MODULES = (  # the attributes of torch.nn.Module
     "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
     "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward",
@@ -76,7 +78,9 @@ def torch_program(
     inputs: Sequence[str],
     *,
     title: str,
+    frozen: Collection[str] = (),
     shapes: Optional[Mapping[Entry, tuple[int, ...]]] = None,
+    comments: Optional[Mapping[Entry, str]] = None,
 ) -> TorchProgram:
     """Write a graph as a PyTorch program.
 
@@ -90,8 +94,12 @@ def torch_program(
         The variables that ``forward`` takes, in this order.
     title : str
         The first line of the module.
+    frozen : collection of str
+        The parameters without a gradient.
     shapes : dict from (node, result) to tuple of int, optional
-        Shapes of results, with a batch of any size, for comments and for operators that need them.
+        Shapes of results, with a batch of any size, for operators that need them.
+    comments : dict from (node, result) to str, optional
+        Words behind the statement of a result.
 
     Raises
     ------
@@ -99,7 +107,7 @@ def torch_program(
         If a variable is neither an input nor has a value; if an operator has no equal, an
         :class:`UnsupportedError` that names all of them.
     """
-    writer = _Writer(graph, values, inputs, shapes or {})
+    writer = _Writer(graph, values, inputs, frozen, shapes or {}, comments or {})
     lines = list(writer.forward())
     if writer.problems:
         raise UnsupportedError(
@@ -144,18 +152,20 @@ class _Writer:
 
     def __init__(
         self, graph: Graph, values: Mapping[str, Any], inputs: Sequence[str],
-        shapes: Mapping[Entry, tuple[int, ...]],
+        frozen: Collection[str], shapes: Mapping[Entry, tuple[int, ...]],
+        comments: Mapping[Entry, str],
     ) -> None:  # fmt: skip
         self.problems: list[str] = []
         self.definitions: list[str] = []
         self.state: dict[str, Any] = {}
-        self._graph, self._values, self._shapes = graph, values, shapes
+        self._graph, self._values, self._frozen = graph, values, frozen
+        self._shapes, self._comments = shapes, comments
         self._uses = Counter(entry for node in graph.nodes for entry in node.inputs)
         self._uses.update(graph.heads)
         self._prefix = _common_prefix([node.name for node in graph.nodes if node.op != "null"])
         self._taken = {*_OF_MODULES, *dir(object), *_NAMES, "torch", "nn", "F"}
         self._layers: dict[tuple[Any, ...], str] = {}
-        self._parameters: dict[str, str] = {}
+        self._defined: dict[str, str] = {}  # where the module has each variable
         self._results: dict[Entry, _Result] = {}
         self._references: Counter[str] = Counter()
         self.arguments = ["x"] if len(inputs) == 1 else [self._name(name) for name in inputs]
@@ -176,10 +186,20 @@ class _Writer:
         for number, node in enumerate(self._graph.nodes):
             if node.op != "null":
                 yield from self._translate(number, node)
-        last = (len(self._graph.nodes) - 1, 0)
-        if self._graph.heads != (last,):  # its translation returned it
-            results = [self._results[head].text for head in self._graph.heads]
-            yield f"return {', '.join(results)}"
+        if self.problems or self._returns(len(self._graph.nodes) - 1):
+            return
+        if any(place for _, place in self._graph.heads):
+            self.problems.append("a second result of an operator")
+            return
+        yield f"return {', '.join(self._operand(head, 1).text for head in self._graph.heads)}"
+
+    def _returns(self, number: int) -> bool:
+        """Return whether the last node is the one result, so that its statement returns it."""
+        is_last = number == len(self._graph.nodes) - 1
+        return is_last and self._graph.heads == ((number, 0),) and not self._is_variable(number)
+
+    def _is_variable(self, number: int) -> bool:
+        return self._graph.nodes[number].op == "null"
 
     def _translate(self, number: int, node: Node) -> Iterator[str]:
         try:
@@ -200,7 +220,7 @@ class _Writer:
         result = _Result(_filled(text, [one.text for one in operands]))
         result.holds = [name for one in operands for name in one.holds]
         entry = (number, 0)
-        if self._graph.heads == (entry,) and number == len(self._graph.nodes) - 1:
+        if self._returns(number):
             yield f"return {result.text}{self._comment(entry)}"
         elif self._uses[entry] > 1 or len(result.text) > _LONGEST or entry in self._graph.heads:
             yield from self._assign(entry, result)
@@ -218,13 +238,14 @@ class _Writer:
             [f"\0{place}\0" for place in range(len(node.inputs))],
             [self._values.get(one.name) if one.op == "null" else None for one in variables],
             [self._shapes.get(entry) for entry in node.inputs],
+            self._rank(node.inputs[0]) if node.inputs else None,
         )
         return call, TRANSLATIONS[node.op](call)
 
     def _operand(self, entry: Entry, times: int) -> _Result:
         """Return an operand; one that does not appear belongs to a layer."""
         node = self._graph.nodes[entry[0]]
-        if node.op == "null" and node.name in self._values:
+        if node.op == "null" and node.name in self._values and entry not in self._results:
             return _Result(self._parameter(node.name) if times else "")
         return self._results[entry]
 
@@ -237,8 +258,19 @@ class _Writer:
         yield f"{name} = {result.text}{self._comment(entry)}"
 
     def _comment(self, entry: Entry) -> str:
-        shape = self._shapes.get(entry)
-        return f"  # ({', '.join(['N', *map(str, shape[1:])])})" if shape else ""
+        return f"  # {self._comments[entry]}" if entry in self._comments else ""
+
+    def _rank(self, entry: Entry) -> Optional[int]:
+        """Return the axes of a result, if its shape or the operators before it tell."""
+        node = self._graph.nodes[entry[0]]
+        if entry in self._shapes:
+            return len(self._shapes[entry])
+        if node.op in ("Convolution", "Deconvolution", "Pooling"):
+            kernel = node.value("kernel")
+            return 2 + len(kernel) if kernel else None
+        if node.op == "Flatten" or (node.op == "FullyConnected" and node.value("flatten", True)):
+            return 2
+        return self._rank(node.inputs[0]) if node.op in _SAME_RANK else None
 
     def _variable_names(self) -> Iterator[str]:
         yield from (name for name in self.arguments if name in _NAMES)
@@ -264,17 +296,30 @@ class _Writer:
             if node.op == "BatchNorm" and node.value("fix_gamma", True):
                 inner = "norm." * ("norm.weight" in layer.state)
                 self.definitions.append(f"self.{name}.{inner}weight.requires_grad = False")
+                parameters = parameters[1:]  # its scale was replaced
             self.state |= {f"{name}.{part}": value for part, value in layer.state.items()}
+            for part, value in layer.state.items():
+                variable = next((one for one in parameters if self._values[one] is value), "")
+                self._define(variable, f"self.{name}.{part}")
         return self._layers[key]
+
+    def _define(self, variable: str, place: str) -> None:
+        """Share a parameter that another layer has too, and freeze one without a gradient."""
+        if variable in self._defined:
+            self.definitions.append(f"{place} = {self._defined[variable]}")
+        elif variable:
+            self._defined[variable] = place
+            if variable in self._frozen and "running_" not in place:
+                self.definitions.append(f"{place}.requires_grad = False")
 
     def _parameter(self, variable: str) -> str:
         """Return a parameter that no layer takes, which is defined by itself."""
-        if variable not in self._parameters:
+        if variable not in self._defined:
             name, value = self._name(variable), np.asarray(self._values[variable])
             self.definitions.append(f"self.{name} = nn.Parameter(torch.zeros({value.shape}))")
             self.state[name] = value
-            self._parameters[variable] = f"self.{name}"
-        return self._parameters[variable]
+            self._define(variable, f"self.{name}")
+        return self._defined[variable]
 
     def _name(self, name: str) -> str:
         """Return a name without the network's prefix, as an identifier of its own."""

@@ -277,7 +277,22 @@ class _LostBatches:
             words.append("less than FP32" if found.mean < 0 else "more than FP32")
         if found.lower > -MARGIN and found.upper < MARGIN:
             words.append(f"equal within {MARGIN} points")
-        return ", and ".join(words) or "not decided"
+        text = ", and ".join(words) or "not decided"
+        return text if len(self.complete) == len(TASKS) else f"{text} (one of two tasks)"
+
+    @property
+    def batches_are_the_cause(self) -> bool:
+        """Whether lost batches cause a loss of FP16, as the protocol means it."""
+        costs = [
+            self.corrected[row] < 1 - CONFIDENCE and self.compare(row).mean < 0
+            for row in (DYNAMIC, DROPPED)
+        ]
+        return costs[0] and (costs[1] or self.compare(MEASURED, DYNAMIC).lower > 0)
+
+    @property
+    def measured_becomes_the_default(self) -> bool:
+        """Whether the measured scale loses nothing to the dynamic one, as the protocol means it."""
+        return self.compare(MEASURED, DYNAMIC).lower > -MARGIN
 
     @cached_property
     def corrected(self) -> dict[str, float]:
@@ -287,7 +302,7 @@ class _LostBatches:
     def pooled_table(self) -> list[list[str]]:
         """Return the cells of the table of tests over all complete tasks."""
         rows = []
-        for row in _NAMES:
+        for row in _NAMES if self.complete else ():
             if row != BASE:
                 found = self.compare(row)
                 rows.append([

@@ -17,6 +17,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Callable, Optional
 
+from mpgluon.base.files import exclusive
+
 from recipes.training.history import installed_versions
 from study.benchmarks.machine import describe_machine, describe_source, usable_cores
 from study.experiments.experiment import Experiment, Group, Place, Record, is_below
@@ -90,9 +92,10 @@ def run_here(experiment: Experiment, place: Place, *, threads: int) -> Record:
         With how many threads OpenMP was started in this process.
     """
     place.work_dir.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
-    outcome = experiment.run(place)
-    seconds = time.perf_counter() - began
+    with exclusive(place.work_dir.with_suffix(".lock")):  # of `run_beside` too
+        began = time.perf_counter()
+        outcome = experiment.run(place)
+        seconds = time.perf_counter() - began
     source = describe_source("study/experiments")
     if seconds < outcome.times.get("training_seconds", 0.0):  # it was found, or continued
         source["of_an_earlier_run"] = True

@@ -62,11 +62,15 @@ def test_dropped_steps_have_an_infinite_scale_and_continue_where_they_were():
 
 def test_a_task_is_looked_at_when_all_its_runs_are_there(record_of):
     records = records_of(record_of, {}, tasks=[CIFAR10])
-    assert GROUP.view(records).complete == [CIFAR10]
+    view = GROUP.view(records)
+    assert view.complete == [CIFAR10]
+    assert {row[-1] for row in view.pooled_table()} == {
+        "equal within 0.25 points (one of two tasks)"
+    }
     last = experiment_of(CIFAR10, "bfloat16", CIFAR10.seeds[-1]).name
     del records[last]
     assert GROUP.view(records).complete == []
-    assert GROUP.view(records).table() == []
+    assert GROUP.view(records).table() == GROUP.view(records).pooled_table() == []
 
 
 def test_verdicts_are_those_of_the_protocol(record_of):
@@ -99,6 +103,12 @@ def test_verdicts_are_those_of_the_protocol(record_of):
     assert table[0][:2] == [CIFAR10.title, "FP32"]
     assert table[0][3] == "-"
     assert view.compare("float16-measured", "float16-dynamic").lower > 0.25
+    assert view.batches_are_the_cause
+    assert view.measured_becomes_the_default
+    better = {"float32-dropped": [0.3, 0.4], "float16-measured": [-0.5, -0.4]}
+    view = GROUP.view(records_of(record_of, better))
+    assert not view.batches_are_the_cause
+    assert not view.measured_becomes_the_default
 
 
 @pytest.mark.slow  # trains three times

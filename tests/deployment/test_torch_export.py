@@ -167,6 +167,88 @@ def test_operators_without_an_equal_are_named_and_nothing_is_written(tmp_path):
         export_torch(small_net(), tmp_path / "net", [(2, 4, 16, 16)])
 
 
+class Tied(nn.HybridBlock):
+    """An embedding whose weight is the head's too, a constant, and a part without gradients."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.embedding = nn.Embedding(10, 4)
+            self.body = nn.Dense(4, in_units=4, flatten=False)
+            self.head = nn.Dense(10, in_units=4, flatten=False, params=self.embedding.params)
+            self.shift = self.params.get_constant("shift", np.float32([[1, 2, 3, 4]]))
+        self.body.collect_params().setattr("grad_req", "null")
+
+    def hybrid_forward(self, F, x, shift):
+        return self.head(F.broadcast_add(self.body(self.embedding(x)), shift))
+
+
+def test_what_is_shared_and_what_is_not_trained_stays_so(tmp_path):
+    net = Tied()
+    text = (export_torch(randomized(net), tmp_path, [(2, 7)]) / "model.py").read_text()
+    assert "self.dense1.weight = self.embedding0.weight" in text
+    assert "self.dense0.weight.requires_grad = False" in text
+    assert "self.dense0.bias.requires_grad = False" in text
+    assert "self.shift.requires_grad = False" in text
+    assert "self.dense1.bias.requires_grad" not in text
+    assert "self.embedding0(x.long().clamp(0, 9))" in text
+
+
+class Odd(nn.HybridBlock):
+    def __init__(self, results):
+        super().__init__(prefix="net_")
+        self.results = results
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=(3,), init="ones")
+
+    def hybrid_forward(self, F, x, weight):
+        return self.results(F, x, weight)
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        (lambda _, x, weight: [weight, x], "return self.net_weight, x"),
+        (lambda F, x, _: [x, F.relu(x)], "return x, y"),
+        (lambda F, x, _: F.clip(x, 0, np.inf), 'x.clamp(0, float("inf"))'),
+        (lambda F, x, _: F.reshape(x, shape=-1), "x.reshape(-1)"),
+        (lambda F, x, _: F.squeeze(x * np.inf, axis=None), 'x * float("inf")).squeeze()'),
+        (lambda F, x, weight: F.dot(x, F.reshape(weight, shape=(0, 1))),
+         "return x @ y.reshape(y.shape[0], 1)"),
+    ],
+)  # fmt: skip
+def test_unusual_results_and_options_are_written(tmp_path, results, expected):
+    text = (export_torch(randomized(Odd(results)), tmp_path, [(2, 3)]) / "model.py").read_text()
+    compile(text, "model.py", "exec")
+    assert expected in text.partition("def forward")[2]
+
+
+def test_a_second_result_of_an_operator_is_refused(tmp_path):
+    net = randomized(Odd(lambda F, x, _: F.split(x, 3)))
+    with pytest.raises(PrecisionError, match=r"split0 \(SliceChannel: not translated\)"):
+        export_torch(net, tmp_path, [(2, 3)])
+
+
+def test_without_shapes_the_axes_follow_from_the_operators_before_or_are_refused():
+    def graph(*operators):
+        nodes = [{"op": "null", "name": "data", "inputs": []}]
+        nodes += [
+            {"op": op, "name": f"n{i}", "attrs": attrs, "inputs": [[i, 0, 0]]}
+            for i, (op, attrs) in enumerate(operators)
+        ]
+        content = {"nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]}
+        return read_symbol(json.dumps(content).encode())
+
+    pooling = (
+        "Pooling",
+        {"global_pool": "true", "kernel": "(1, 1, 1)", "count_include_pad": "None"},
+    )
+    text = torch_program(graph(pooling), {}, ["data"], title="").text
+    assert "x.mean((2, 3, 4), keepdim=True)" in text or "x.amax((2, 3, 4), keepdim=True)" in text
+    with pytest.raises(ValueError, match="reverses axes whose number is not known"):
+        torch_program(graph(("transpose", {})), {}, ["data"], title="")
+
+
 class Transposed(nn.HybridBlock):
     def hybrid_forward(self, F, x):
         return F.dot(x, x, transpose_a=True)
@@ -256,6 +338,12 @@ def test_operators_that_the_zoos_lack_have_the_same_numbers(tmp_path):
 def test_a_wrong_program_fails_its_check(tmp_path):
     folder = export_torch(small_net(), tmp_path, [(1, 3, 16, 16)])
     check(folder)
+    check(export_torch(randomized(Tied()), tmp_path / "tied", [(2, 7)]))
+    nan = export_torch(randomized(Odd(lambda _F, x, _: [x, x * 0])), tmp_path / "nan", [(2, 3)])
+    program = (nan / "model.py").read_text()
+    (nan / "model.py").write_text(program.replace("x * 0.0", 'x * float("nan")'))
+    done = subprocess.run([str(TORCH), str(nan / "check.py")], capture_output=True, text=True)
+    assert (done.returncode, "error nan" in done.stdout) == (1, True), done.stdout + done.stderr
     text = (folder / "model.py").read_text()
     (folder / "model.py").write_text(text.replace("stride=2)", "stride=2, padding=1)", 1))
     done = subprocess.run([str(TORCH), str(folder / "check.py")], capture_output=True, text=True)

@@ -260,7 +260,7 @@ LINES = {
     "mpgluon": 18_956,
     "mpgluon_tools": 16_134,
     "recipes": 5_439,
-    "study": 17_982,
+    "study": 17_972,
     "scripts": 454,
     "tests": 53_342,
 }

@@ -5,7 +5,6 @@ PyTorch has an environment of its own, which ``make test WITH=peers`` makes.
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ from study.experiments.cifar10 import RECIPE
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "study" / "scripts" / "record_tensor_core_training.py"
-RECORD = ROOT / "study" / "results" / "gpu-nvidia-h200-cifar10-pytorch.json"
 TORCH = ROOT / ".venv-peers" / "bin" / "python"
 needs_torch = pytest.mark.skipif(
     not TORCH.exists(), reason="PyTorch has no environment here; make test WITH=peers makes one"
@@ -120,14 +118,6 @@ def test_the_network_has_as_many_parameters_and_steps_the_same_rates(computed):
     expected = [schedule(step) for step in range(1, steps + 1)]
     np.testing.assert_allclose(computed["rates"], expected, rtol=1e-6, atol=1e-8)
     assert 1 < computed["losses"] < 5
-
-
-def test_the_page_has_the_figures_of_the_record():
-    runs = json.loads(RECORD.read_text())["runs"]
-    page = (ROOT / "docs" / "gpu.md").read_text()
-    for row in {run["row"] for run in runs}:
-        points = [run["correct_test_images"] / 100 for run in runs if run["row"] == row]
-        assert f"| {', '.join(f'{one:.2f}' for one in points)} |" in page
 
 
 def test_without_pytorch_the_script_says_so(monkeypatch, capsys):

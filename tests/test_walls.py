@@ -258,9 +258,9 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 
 LINES = {
     "mpgluon": 18_956,
-    "mpgluon_tools": 16_134,
+    "mpgluon_tools": 16_142,
     "recipes": 5_439,
-    "study": 17_972,
+    "study": 17_974,
     "scripts": 454,
     "tests": 53_342,
 }

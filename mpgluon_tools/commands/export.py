@@ -59,13 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) -> int:
     """Write the file, and compare it with the network."""
     import_all_of_mpgluon()
-    from mpgluon_tools.commands.networks import example_batch, open_network
+    if options.to == "torch":
+        return _to_torch(options)
+    from mpgluon_tools.commands.networks import open_network
     from mpgluon_tools.onnx import ServingMetadata, export_onnx
 
     import mxnet as mx
 
-    if options.to == "torch":
-        return _to_torch(options)
     options.output = options.output or "network.onnx"
     shapes = options.input_shape
     if shapes:
@@ -76,17 +76,14 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
         opened = open_network(options, mx.cpu(), all_values=True)
         size = opened.image_size or options.image_size
         metadata = ServingMetadata(opened.name, size, opened.classes, **opened.preprocessing)
-        mx.random.seed(0)
-        advice = "Give --input-shape, once for each input"
-        inputs = shapes or [(8, 3, size, size)]
-        batch, _ = example_batch(opened.net, inputs, mx.cpu(), advice=advice)
+        _, arguments = _example(opened, options)
         show("writing the file")
         if shapes:
             path = export_onnx(opened.net, options.output, input_shapes=shapes, dtype=options.dtype)
         else:
             path = export_onnx(opened.net, options.output, metadata, dtype=options.dtype)
         show("comparing it with the network")
-        compared = _compared(opened, path, batch.arguments, of_images=not shapes)
+        compared = _compared(opened, path, arguments, of_images=not shapes)
     print("\n".join(opened.about if shapes else [*opened.about, metadata.preprocessing]))
     print(f"{path}: {options.dtype}, {path.stat().st_size / 2**20:.1f} MiB")
     print(compared)
@@ -95,7 +92,7 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
 
 def _to_torch(options: argparse.Namespace) -> int:
     """Write a PyTorch program."""
-    from mpgluon_tools.commands.networks import example_batch, open_network
+    from mpgluon_tools.commands.networks import open_network
     from mpgluon_tools.deployment import export_torch
 
     import mxnet as mx
@@ -105,11 +102,7 @@ def _to_torch(options: argparse.Namespace) -> int:
     with progress_line(2) as show:
         show("the network")
         opened = open_network(options, mx.cpu(), all_values=True)
-        size = opened.image_size or options.image_size
-        shapes = options.input_shape or [(2, 3, size, size)]
-        mx.random.seed(0)
-        advice = "Give --input-shape, once for each input"
-        example_batch(opened.net, shapes, mx.cpu(), advice=advice)
+        shapes, _ = _example(opened, options)
         show("writing the program")
         title = f"{opened.name}, which was trained in MXNet Gluon."
         folder = export_torch(opened.net, options.output or "network", shapes, title=title)
@@ -118,6 +111,22 @@ def _to_torch(options: argparse.Namespace) -> int:
     print(f"python {folder / 'check.py'} compares it with MXNet's numbers, where PyTorch and "
           "safetensors are installed")  # fmt: skip
     return 0
+
+
+def _example(
+    opened: OpenedNetwork, options: argparse.Namespace
+) -> tuple[Sequence[tuple[int, ...]], Sequence[mx.nd.NDArray]]:
+    """Return the shapes of the network's inputs, and noise of them that it has computed."""
+    from mpgluon_tools.commands.networks import example_batch
+
+    import mxnet as mx
+
+    size = opened.image_size or options.image_size
+    shapes = options.input_shape or [(8, 3, size, size)]
+    mx.random.seed(0)
+    advice = "Give --input-shape, once for each input"
+    batch, _ = example_batch(opened.net, shapes, mx.cpu(), advice=advice)
+    return shapes, batch.arguments
 
 
 def _compared(

@@ -25,6 +25,7 @@ import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import gluon
+from mxnet.base import MXNetError
 
 __all__ = ["Recording", "record"]
 
@@ -65,6 +66,24 @@ class Recording:
         if all(operand.is_variable and operand.name in self.values for operand in operands):
             return [self.values[operand.name] for operand in operands]
         return None
+
+    def infer(self, input_shapes: Sequence[tuple[int, ...]]) -> None:
+        """Infer the outputs of each node for FP32 inputs of some shapes.
+
+        Raises
+        ------
+        ValueError
+            If the network does not work on them.
+        """
+        shapes = {name: value.shape for name, value in self.values.items()}
+        dtypes = dict.fromkeys([*shapes, *self.inputs], "float32")
+        try:
+            self.graph.infer(dtypes, {**shapes, **dict(zip(self.inputs, input_shapes))})
+        except MXNetError as error:
+            raise ValueError(
+                f"the network does not work on input of shape {list(input_shapes)}: "
+                f"{str(error).strip().splitlines()[-1]}"
+            ) from error
 
     def check_range(self, fmt: FloatFormat) -> None:
         """Raise PrecisionError if a weight or bias would become infinite in ``fmt``, log if 0.

@@ -17,7 +17,6 @@ from mpgluon_tools.leaving.torch_writer import UnsupportedError, safetensors, to
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-from mxnet.base import MXNetError
 
 __all__ = ["export_torch"]
 
@@ -129,15 +128,7 @@ def _shapes(
     recording: Recording, shapes: Sequence[tuple[int, ...]], names: Sequence[str]
 ) -> dict[tuple[int, int], tuple[int, ...]]:
     """Infer the shape of each result, by place of its node in a list of names."""
-    of_values = {name: value.shape for name, value in recording.values.items()}
-    dtypes = dict.fromkeys([*of_values, *recording.inputs], "float32")
-    try:
-        recording.graph.infer(dtypes, {**of_values, **dict(zip(recording.inputs, shapes))})
-    except MXNetError as error:
-        raise ValueError(
-            f"the network does not work on input of shape {list(shapes)}: "
-            f"{str(error).strip().splitlines()[-1]}"
-        ) from error
+    recording.infer(shapes)
     outputs = {node.name: node.outputs for node in recording.graph.nodes}
     return {
         (place, number): output.shape

@@ -7,6 +7,7 @@ Input and output are FP32 in both models.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Optional
 
 from mpgluon.errors import PrecisionError
@@ -17,7 +18,6 @@ from mpgluon_tools.deployment.recording import Recording
 from mpgluon_tools.onnx.operators import TRANSLATIONS, Nodes, OperatorCall, UnsupportedError
 
 import onnx
-from mxnet.base import MXNetError
 from onnx import TensorProto, helper
 
 __all__ = ["OPSET", "onnx_model"]
@@ -69,26 +69,15 @@ def _infer_shapes(
 
     The mapping is empty if the network does not work on a larger batch.
     """
-    shapes = {name: value.shape for name, value in recording.values.items()}
-    dtypes = dict.fromkeys([*shapes, *recording.inputs], "float32")
     graph, larger = recording.graph, {}
-    try:
-        batches = [(2 * shape[0] + 1, *shape[1:]) for shape in input_shapes]
-        graph.infer(dtypes, {**shapes, **dict(zip(recording.inputs, batches))})
+    with suppress(ValueError):  # of a reshape to a fixed batch, which is refused by its name
+        recording.infer([(2 * shape[0] + 1, *shape[1:]) for shape in input_shapes])
         larger = {
             (node, place): output.shape
             for node in graph.nodes
             for place, output in enumerate(node.outputs)
         }
-    except MXNetError:
-        pass  # such as a reshape to a fixed batch, which is refused by its name
-    try:
-        graph.infer(dtypes, {**shapes, **dict(zip(recording.inputs, input_shapes))})
-    except MXNetError as error:
-        raise ValueError(
-            f"the network does not work on input of shape {input_shapes}: "
-            f"{str(error).strip().splitlines()[-1]}"
-        ) from error
+    recording.infer(input_shapes)
     return larger
 
 

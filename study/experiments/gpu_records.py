@@ -60,22 +60,25 @@ class GpuRecords:
 
     def steps_table(self) -> list[list[str]]:
         """Return the cells of the table of training steps of ResNet-50."""
-        steps = {(one["dtype"], one["batch"]): one for one in self.times["training"]}
-        base = steps["float32", _BATCH]["seconds"]
         return [
             [
                 words,
-                f"{_BATCH / steps[dtype, _BATCH]['seconds']:.0f}",
-                f"{base / steps[dtype, _BATCH]['seconds']:.1f}",
-                f"{steps[dtype, _BATCH]['bytes'] / 1e9:.1f}",
+                f"{_BATCH / step['seconds']:.0f}",
+                f"{self.faster(dtype, _BATCH):.1f}",
+                f"{step['bytes'] / 1e9:.1f}",
             ]
             for dtype, words in _STEPS.items()
+            for step in [self._step(dtype, _BATCH)]
         ]
+
+    def _step(self, dtype: str, batch: int) -> Any:
+        steps = self.times["training"]
+        return next(one for one in steps if (one["dtype"], one["batch"]) == (dtype, batch))
 
     def faster(self, dtype: str, batch: int) -> float:
         """Return how many times as fast as in FP32 a training step of ResNet-50 is."""
-        steps = {(one["dtype"], one["batch"]): one["seconds"] for one in self.times["training"]}
-        return float(steps["float32", batch] / steps[dtype, batch])
+        base, step = self._step("float32", batch), self._step(dtype, batch)
+        return float(base["seconds"] / step["seconds"])
 
     def dense(self, dtype: str, *shape: int) -> float:
         """Return the seconds of a dense layer and its two gradients.

@@ -32,7 +32,7 @@ from study.experiments import cells
 from study.experiments.experiment import Group, Records, is_below
 from study.experiments.figures import WIDTH
 from study.experiments.gpu_records import GpuRecords
-from study.experiments.quotes import quoted, read_text, shown, unquoted
+from study.experiments.quotes import PLACE, WRONG_EXPRESSION, quoted, read_text, shown, unquoted
 from study.experiments.records import (
     Repetition,
     current_records,
@@ -49,12 +49,7 @@ __all__ = ["PAGES", "Document", "fill", "out_of_date", "unsupported", "views_of"
 
 PAGES = ("docs/results.md", "docs/results-details.md", "README.md")  # that have claims
 _END = "<!-- end -->"
-_MARK = r"<!-- (?:table: (?P<table>[^\n]+?)|(?P<number>\{[^\n]+?\})) -->"
-_PLACE = re.compile(f"(?P<mark>{_MARK})(?P<text>(?:(?!<!--).)*?)<!-- end -->", re.DOTALL)
 _ANY_MARK = re.compile(r"<!-- (?:table:|\{|end -->)")
-_WRONG_EXPRESSION = (
-    ArithmeticError, AttributeError, LookupError, NameError, SyntaxError, TypeError, ValueError,
-)  # fmt: skip
 _PICTURE = re.compile(r"\]\(results/([^)]+)\.png\)")
 
 
@@ -137,22 +132,22 @@ def fill(
                 heading, *_ = place["text"].strip().splitlines()
                 table = Table([cell.strip() for cell in heading[1:-1].split("|")], found)
                 found = f"\n\n{table.to_markdown()}\n\n"
-        except _WRONG_EXPRESSION as error:
+        except WRONG_EXPRESSION as error:
             message = f"cannot fill {place['mark']}: {type(error).__name__}: {error}"
             raise ValueError(message) from error
         return f"{place['mark']}{found}{_END}"
 
-    if len(_ANY_MARK.findall(text)) != 2 * len(_PLACE.findall(text)):
+    if len(_ANY_MARK.findall(text)) != 2 * len(PLACE.findall(text)):
         raise ValueError(f"a marked place has no {_END}, or there is one without a place")
     at_the_beginning = re.search(r"^\s*<!-- \{.*", text, re.MULTILINE)
     if at_the_beginning:
         raise ValueError(f"a number must not begin a line: {at_the_beginning[0].strip()}")
-    return _PLACE.sub(filled, text)
+    return PLACE.sub(filled, text)
 
 
 def visible(text: str) -> str:
     """Return Markdown in one line, without the marks."""
-    return " ".join(_PLACE.sub(lambda place: place["text"], text).split())
+    return " ".join(PLACE.sub(lambda place: place["text"], text).split())
 
 
 def _read(document: Document, root: Path) -> dict[Path, str]:

@@ -14,11 +14,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["quoted", "read_text", "shown", "unquoted"]
+__all__ = ["PLACE", "WRONG_EXPRESSION", "quoted", "read_text", "shown", "unquoted"]
 
-_MARKED = re.compile(
-    r"<!-- (?:table: [^\n]+?|\{[^\n]+?\}) -->(?:(?!<!--).)*?<!-- end -->", re.DOTALL
-)
+_MARK = r"<!-- (?:table: (?P<table>[^\n]+?)|(?P<number>\{[^\n]+?\})) -->"
+PLACE = re.compile(f"(?P<mark>{_MARK})(?P<text>(?:(?!<!--).)*?)<!-- end -->", re.DOTALL)
+"""A marked place of a page; see `study.experiments.page`."""
+WRONG_EXPRESSION = (
+    ArithmeticError, AttributeError, LookupError, NameError, StopIteration, SyntaxError, TypeError,
+    ValueError,
+)  # fmt: skip
+"""The errors of an expression that cannot be evaluated."""
 _LINK = re.compile(r"!?\[((?:[^][]|\[[^][]*\])*)\]\([^()]*\)")
 _RECORD = re.compile(r"\]\((?:\.\./)*study/results/[^)]+\.(?:json|png)\)")
 _DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)")
@@ -58,8 +63,7 @@ def quoted(quotes: Sequence[str], names: Mapping[str, Any]) -> list[str]:
     for quote in quotes:
         try:
             texts.append(" ".join(eval(f"f'''{quote}'''", dict(names)).split()))
-        except (ArithmeticError, AttributeError, LookupError, NameError, StopIteration,
-                SyntaxError, TypeError, ValueError) as error:  # fmt: skip
+        except WRONG_EXPRESSION as error:
             message = f"cannot fill the quote {quote!r}: {type(error).__name__}: {error}"
             raise ValueError(message) from error
     return texts
@@ -77,7 +81,7 @@ def unquoted(text: str, texts: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     names_a_record = False
-    for paragraph in _PARAGRAPHS.split(_MARKED.sub("", text)):
+    for paragraph in _PARAGRAPHS.split(PLACE.sub("", text)):
         names_a_record = bool(_RECORD.search(paragraph)) or (
             names_a_record and paragraph.lstrip().startswith("|")  # its table
         )

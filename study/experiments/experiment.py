@@ -64,6 +64,9 @@ class Experiment:
         Whether it measures times: it runs alone, after the others.
     planned : bool
         Whether the pages are written without its record.
+    block : str, optional
+        The experiments that it is compared with, the group by default: all records of a block come
+        from one kind of processor.
     """
 
     name: str
@@ -73,6 +76,11 @@ class Experiment:
     categories: int = 10
     needs_quiet: bool = False
     planned: bool = False
+    block: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.block:
+            object.__setattr__(self, "block", self.name.split("/")[0])
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,8 @@ def experiment_of(task: Task, row: str, seed: int) -> Experiment:
     """Return the run of an arm."""
     config = replace(task.recipe, seed=seed, **ROWS[row])
     more = {"dropped": DYNAMIC} if row == DROPPED else {}
-    return task.experiment(_name(task, row, seed), config, partial(_run, task, row), **more)
+    run = task.experiment(_name(task, row, seed), config, partial(_run, task, row), **more)
+    return replace(run, block=f"{_GROUP}/{task.name}/*/seed-{seed}")  # pairs are of one seed
 
 
 def _run(task: Task, row: str, config: TrainingConfig, place: Place) -> Outcome:

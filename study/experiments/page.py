@@ -36,7 +36,6 @@ from study.experiments.quotes import PLACE, WRONG_EXPRESSION, quoted, read_text,
 from study.experiments.records import (
     Repetition,
     current_records,
-    processor_of,
     read_repetitions,
     refuse_mixtures,
 )
@@ -164,14 +163,11 @@ def _views(groups: Sequence[Group], folder: Path) -> SimpleNamespace:
     Raises
     ------
     DataError
-        If an experiment has no record, or a group has records from several kinds of processor.
+        If an experiment has no record, or a block has records from several kinds of processor.
     """
     everything = [one for group in groups for one in group.experiments]
     records = current_records(folder, everything)
-    kinds: dict[str, set[str]] = {}
-    for name, record in records.items():
-        kinds.setdefault(name.split("/")[0], set()).add(processor_of(record.machine))
-    refuse_mixtures(kinds, folder)
+    refuse_mixtures(everything, records, folder)
     names = [one.name for one in everything if not one.planned]
     missing = _shortest([name for name in names if name not in records], names)
     if missing:
@@ -253,7 +249,7 @@ def write_document(document: Document, folder: Path, root: Path) -> list[Path]:
     Raises
     ------
     DataError
-        If a record is missing or damaged, a group has records from several kinds of processor, or
+        If a record is missing or damaged, a block has records from several kinds of processor, or
         a page cannot be read or written.
     ValueError
         If a marked place cannot be filled.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Optional
@@ -135,22 +135,38 @@ def processor_of(machine: Mapping[str, Any]) -> str:
     return f"{machine['processor']} ({' '.join(machine['cpu_flags'])})"
 
 
-def refuse_mixtures(processors: Mapping[str, Collection[str]], folder: Path) -> None:
-    """Raise DataError if a group has, or would have, records from several kinds of processor.
+def refuse_mixtures(
+    experiments: Iterable[Experiment],
+    records: Mapping[str, Record],
+    folder: Path,
+    *,
+    waiting: Collection[Experiment] = (),
+    here: str = "",
+) -> None:
+    """Raise DataError if a block has, or would have, records from several kinds of processor.
 
     Parameters
     ----------
-    processors : mapping
-        The kinds by group.
+    experiments : iterable of Experiment
+        All.
+    records : mapping of str to Record
     folder : Path
         Folder of the records.
+    waiting : collection of Experiment
+        Those that will run. If there are any, no other block is looked at.
+    here : str
+        The kind of processor on which they will run.
     """
-    for group, kinds in processors.items():
-        if len(kinds) > 1:
+    kinds = {one.block: {here} for one in waiting}
+    for one in experiments:
+        if one.name in records and (not waiting or one.block in kinds):
+            kinds.setdefault(one.block, set()).add(processor_of(records[one.name].machine))
+    for block, found in kinds.items():
+        if len(found) > 1:
             raise DataError(
-                f"the records of {group} would be from {' and '.join(sorted(kinds))}, whose FP32 "
-                f"sums differ; delete {folder / group} to run the whole group again on one of "
-                "them, or give a folder of your own as --output"
+                f"the records of {block} would be from {' and '.join(sorted(found))}, whose FP32 "
+                f"sums differ; name others, delete {folder / block} to run all of it again on one "
+                "of them, or give a folder of your own as --output"
             )
 
 

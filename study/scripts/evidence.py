@@ -140,11 +140,11 @@ def run(options: argparse.Namespace, groups: Sequence[Group]) -> int:
         )
     waiting = possible([one for one in chosen if one.name not in done], options)
     if waiting:
-        here, everything = processor_of(describe_machine()), select(groups, [])
-        kinds = {one.name.split("/")[0]: {here} for one in waiting}
-        for name, record in current_records(options.output, everything).items():
-            kinds.get(name.split("/")[0], set()).add(processor_of(record.machine))
-        refuse_mixtures(kinds, options.output)
+        everything, here = select(groups, []), processor_of(describe_machine())
+        refuse_mixtures(
+            everything, current_records(options.output, everything), options.output,
+            waiting=waiting, here=here,
+        )  # fmt: skip
     print(f"{len(waiting)} to run; their output goes to {options.work_dir}", flush=True)
     failed, width = [], len(str(len(waiting)))
     runs = run_apart(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +45,15 @@ def test_arms_of_a_seed_differ_in_format_and_loss_scale_alone():
         assert config == common.setdefault((task, seed), config)
     assert len({json.dumps(one.config) for one in GROUP.experiments}) == len(GROUP.experiments)
     assert len(GROUP.experiments) == len(ROWS) * 20
+
+
+def test_runs_of_one_seed_alone_come_from_one_kind_of_processor():
+    blocks = Counter(one.block for one in GROUP.experiments)
+    assert blocks == {
+        f"lost_batches/{task.name}/*/seed-{seed}": len(ROWS)
+        for task in TASKS
+        for seed in task.seeds
+    }
 
 
 def test_dropped_steps_have_an_infinite_scale_and_continue_where_they_were():

@@ -72,7 +72,7 @@ def test_records_from_another_kind_of_processor_are_not_mixed_with_new_ones(
     assert evidence("run", "tiny") == 2
     message = capsys.readouterr().err
     assert "the records of tiny would be from a processor (avx2 avx512f) and a processor" in message
-    assert f"delete {tmp_path / 'records' / 'tiny'} to run the whole group again" in message
+    assert f"delete {tmp_path / 'records' / 'tiny'} to run all of it again" in message
     assert evidence("run", "tiny/threads") == 0  # there is nothing to run
     assert evidence("run", "other/differs") == 0  # another group
 

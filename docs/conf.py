@@ -81,6 +81,7 @@ public_modules = [
     "mpgluon_tools.leaving.mxnet_files",
     "mpgluon_tools.leaving.record_files",
     "mpgluon_tools.leaving.torch_writer",
+    "mpgluon_tools.leaving.parity",
     "mpgluon.distributed",
     "recipes.data",
     "recipes.data.loaders",

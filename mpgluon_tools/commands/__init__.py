@@ -25,6 +25,7 @@ COMMANDS = {
     "replay": "run a training step again that was skipped",
     "numerics": "show the recorded numbers of a run, or where two runs part",
     "export": "write a network as an ONNX file (extra onnx) or a PyTorch program",
+    "parity": "compare a port to PyTorch with a network, layer by layer",
     "predict": "name photographs with a trained network (extra serve)",
     "serve": "serve a page on which to try a network on photographs (extra serve)",
     "bench": "time a training step in FP32, FP16 and BF16, and its memory",

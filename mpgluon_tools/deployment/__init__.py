@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from mpgluon_tools.deployment.inference import InferenceNetwork, inference_network
+from mpgluon_tools.deployment.layers import record_layers
 from mpgluon_tools.deployment.mxnet_export import export_mxnet, import_mxnet
 from mpgluon_tools.deployment.predictions import Agreement, agreement
 from mpgluon_tools.deployment.runs import load_classifier
@@ -22,6 +23,7 @@ __all__ = [
     "import_mxnet",
     "inference_network",
     "load_classifier",
+    "record_layers",
 ]
 
 _OF_TOOLS = ("ServingMetadata", "export_onnx", "read_metadata")

@@ -31,8 +31,10 @@ __all__ = ["Recording", "record"]
 
 Values = dict[str, npt.NDArray[np.float32]]
 
-# Operators that return their first operand at inference.
-_PASS_THROUGH = frozenset({"amp_cast", "_copy", "_np_copy", "BlockGrad", "Dropout"})
+# Operators that return their first operand at inference; amp_multicast returns each of them.
+_PASS_THROUGH = frozenset(
+    {"amp_cast", "amp_multicast", "_copy", "_np_copy", "BlockGrad", "Dropout"}
+)
 
 
 class Recording:
@@ -153,9 +155,12 @@ def record(
             )
     kept = {"Dropout", "BlockGrad"} if for_training else set()
     passed = {
-        (node, 0): node.inputs[0]
+        (node, place): operand
         for node in graph.nodes
         if _passes_through(node) and node.operator not in kept
+        for place, operand in enumerate(
+            node.inputs if node.operator == "amp_multicast" else node.inputs[:1]
+        )
     }
     recorded = graph.replaced(passed)
     calls: Counter[str] = Counter()

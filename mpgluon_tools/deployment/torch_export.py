@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Union
 
 from mpgluon.base.files import atomic_write, disk_error
-from mpgluon.cast.arrays import arrays_in
 from mpgluon.errors import PrecisionError
+from mpgluon_tools.deployment.layers import run_recorded
 from mpgluon_tools.deployment.recording import Recording, record
 from mpgluon_tools.leaving.mxnet_files import read_symbol
 from mpgluon_tools.leaving.torch_writer import UnsupportedError, safetensors, torch_program
@@ -42,7 +42,7 @@ for number, result in enumerate(results):
     result, expected = result.detach().numpy(), recorded[f"result{number}"]
     if result.shape != expected.shape:
         sys.exit(f"result {number} has the shape {result.shape}, and MXNet's {expected.shape}")
-    errors.append(np.abs(result - expected).max() / np.abs(expected).max())
+    errors.append(np.abs(result - expected).max() / (np.abs(expected).max() or 1))
     print(f"result {number}, shape {result.shape}: largest relative error {errors[-1]:.2g}")
 sys.exit(not all(error <= LARGEST for error in errors))
 '''
@@ -71,7 +71,7 @@ def export_torch(
     folder : str or Path
         Is made.
     input_shapes : sequence of tuple of int
-        A shape for each input; the first axis is the batch, of any size.
+        A shape for each input. If the first sizes are the same, they are the batch, of any size.
     title : str
         The docstring of ``model.py``.
 
@@ -91,16 +91,20 @@ def export_torch(
     """
     names = ["data"] if len(input_shapes) == 1 else [f"data{i}" for i in range(len(input_shapes))]
     recording = record(net, names, for_training=True)
-    shapes, larger = ([(batch, *shape[1:]) for shape in input_shapes] for batch in _BATCHES)
+    follows_batch = len({shape[0] for shape in input_shapes}) == 1
+    shapes, larger = (
+        [(batch, *shape[1:]) if follows_batch else shape for shape in input_shapes]
+        for batch in _BATCHES
+    )
     graph = read_symbol(recording.graph.symbol().tojson(remove_amp_cast=False).encode())
     nodes = [node.name for node in graph.nodes]
     known, others = (_shapes(recording, one, nodes) for one in (shapes, larger))
-    comments = {entry: _in_words(shape, others[entry]) for entry, shape in known.items()}
+    sizes = {entry: _in_words(shape, others[entry]) for entry, shape in known.items()}
     frozen = {name for name, one in net.collect_params().items() if one.grad_req == "null"}
     try:
         program = torch_program(
             graph, recording.values, names, title=title, frozen=frozen, shapes=known,
-            comments=comments,
+            sizes=sizes,
         )  # fmt: skip
     except UnsupportedError as error:
         raise PrecisionError(
@@ -137,7 +141,7 @@ def _shapes(
     }
 
 
-def _in_words(shape: tuple[int, ...], larger: tuple[int, ...]) -> str:
+def _in_words(shape: tuple[int, ...], larger: tuple[int, ...]) -> tuple[str, ...]:
     """Return a shape with the sizes that follow the batch in terms of it."""
     sizes = []
     for size, other in zip(shape, larger):
@@ -145,20 +149,16 @@ def _in_words(shape: tuple[int, ...], larger: tuple[int, ...]) -> str:
         follows = (size, other) == tuple(times * batch for batch in _BATCHES)
         words = "N" if times == 1 else f"{times}N"
         sizes.append(str(size) if size == other else words if follows else "...")
-    return f"({', '.join(sizes)})"
+    return tuple(sizes)
 
 
 def _numbers(recording: Recording, shapes: Sequence[tuple[int, ...]]) -> bytes:
     """Return a file of NumPy with random inputs and MXNet's results in FP32."""
     random = np.random.default_rng(0)
     inputs = [random.standard_normal(shape, np.float32) for shape in shapes]
-    variables = [mx.sym.var(name, dtype="float32") for name in recording.inputs]
-    block = gluon.SymbolBlock(recording.graph.symbol(), variables)
-    for name, parameter in block.collect_params().items():
-        parameter._load_init(mx.nd.array(recording.values[name]), mx.cpu())
-    results: Any = block(*(mx.nd.array(one) for one in inputs))
+    results = run_recorded(recording, [mx.nd.array(one) for one in inputs])
     numbers = {f"input{number}": one for number, one in enumerate(inputs)}
-    numbers |= {f"result{number}": one.asnumpy() for number, one in enumerate(arrays_in(results))}
+    numbers |= {f"result{number}": one for number, one in enumerate(results)}
     file = io.BytesIO()
     np.savez(file, **numbers)
     return file.getvalue()

@@ -16,15 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from mpgluon_tools.leaving.mxnet_files import Graph, Node
-from mpgluon_tools.leaving.torch_layers import TRANSLATIONS, Call, Layer, UnsupportedError
+from mpgluon_tools.leaving.torch_arrays import ARRAYS
+from mpgluon_tools.leaving.torch_call import Call, Layer, UnsupportedError
+from mpgluon_tools.leaving.torch_layers import LAYERS
 
 import numpy as np
 
-__all__ = ["TorchProgram", "UnsupportedError", "safetensors", "torch_program"]
+__all__ = ["TorchProgram", "UnsupportedError", "common_prefix", "safetensors", "short_name",
+           "torch_program"]  # fmt: skip
 
 Entry = tuple[int, int]
 
+_TRANSLATIONS = {**ARRAYS, **LAYERS}
+
 _NAMES = ("x", "y", "z", "u", "v", "w")
+_FILLED = {"_zeros": "zeros", "_ones": "ones", "_arange": "arange"}
 _LONGEST = 48  # of an expression that becomes an operand of another
 _SAME_RANK = frozenset({"Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pad", "clip", "relu",
                         "elemwise_add", "broadcast_add", "broadcast_mul", "Concat"})  # fmt: skip
@@ -37,23 +43,55 @@ _OF_MODULES = (  # the attributes of torch.nn.Module
     "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to",
     "to_empty", "train", "training", "type", "xpu", "zero_grad",
 )  # fmt: skip
+_TWICE = ".transpose(0, 1)" * 2  # between two recurrent layers
 _OPERAND = re.compile("\0(\\d+)\0")
 _DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "int8": "I8", "uint8": "U8",
            "int16": "I16", "int32": "I32", "int64": "I64", "bool": "BOOL"}  # fmt: skip
-_FROZEN = '''
-class Frozen(nn.Module):
+_HELPERS = {"Frozen": '''
+class Frozen(nn.modules.batchnorm._BatchNorm):
     """A BatchNorm that uses its running statistics in training too."""
 
-    def __init__(self, norm):
-        super().__init__()
-        self.norm = norm
-
     def forward(self, x):
-        norm = self.norm
-        statistics = norm.running_mean, norm.running_var
-        return F.batch_norm(x, *statistics, norm.weight, norm.bias, False, 0.0, norm.eps)
+        statistics = self.running_mean, self.running_var
+        return F.batch_norm(x, *statistics, self.weight, self.bias, False, 0.0, self.eps)
 
-'''
+''', "box_nms": '''
+def box_nms(x, threshold, valid, top, corner, score, category, background, across, centers):
+    """Keep the best of boxes that overlap, sorted by their scores; all other rows are -1."""
+    results = []
+    for boxes in x.flatten(0, -3):
+        is_valid = boxes[:, score] > valid
+        if category >= 0:
+            is_valid &= boxes[:, category] != background
+        boxes = boxes[is_valid]
+        boxes = boxes[boxes[:, score].argsort(descending=True, stable=True)][:top]
+        low, high = boxes[:, corner : corner + 2], boxes[:, corner + 2 : corner + 4]
+        if centers:
+            low, high = low - high / 2, low + high / 2
+        area = (high - low).clamp(0).prod(1)
+        inside = torch.minimum(high, high[:, None]) - torch.maximum(low, low[:, None])
+        inside = inside.clamp(0).prod(2)
+        rivals = inside > threshold * (area + area[:, None] - inside)
+        if category >= 0 and not across:
+            rivals &= boxes[:, category] == boxes[:, category, None]
+        kept = torch.ones(len(boxes), dtype=torch.bool, device=x.device)
+        for place, others in enumerate(rivals):
+            if kept[place]:
+                kept[place + 1 :] &= ~others[place + 1 :]
+        results.append(F.pad(boxes[kept], (0, 0, 0, x.shape[-2] - int(kept.sum())), value=-1.0))
+    return torch.stack(results).reshape(x.shape)
+
+''', "box_decode": '''
+def box_decode(x, anchors, scales, largest, corners):
+    """Return boxes by their corners from shifts and logarithms of sizes relative to anchors."""
+    middle, sides = anchors[..., :2], anchors[..., 2:]
+    if corners:
+        middle, sides = (middle + sides) / 2, sides - middle
+    x = x * torch.tensor(scales, device=x.device)
+    middle, half = x[..., :2] * sides + middle, x[..., 2:].clamp(max=largest).exp() * sides / 2
+    return torch.cat([middle - half, middle + half], -1)
+
+'''}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +118,7 @@ def torch_program(
     title: str,
     frozen: Collection[str] = (),
     shapes: Optional[Mapping[Entry, tuple[int, ...]]] = None,
-    comments: Optional[Mapping[Entry, str]] = None,
+    sizes: Optional[Mapping[Entry, tuple[str, ...]]] = None,
 ) -> TorchProgram:
     """Write a graph as a PyTorch program.
 
@@ -98,8 +136,9 @@ def torch_program(
         The parameters without a gradient.
     shapes : dict from (node, result) to tuple of int, optional
         Shapes of results, with a batch of any size, for operators that need them.
-    comments : dict from (node, result) to str, optional
-        Words behind the statement of a result.
+    sizes : dict from (node, result) to tuple of str, optional
+        The same in words, for comments: ``"N"``, ``"2N"`` where a size follows the first one of
+        the inputs.
 
     Raises
     ------
@@ -107,7 +146,7 @@ def torch_program(
         If a variable is neither an input nor has a value; if an operator has no equal, an
         :class:`UnsupportedError` that names all of them.
     """
-    writer = _Writer(graph, values, inputs, frozen, shapes or {}, comments or {})
+    writer = _Writer(graph, values, inputs, frozen, shapes or {}, sizes or {})
     lines = list(writer.forward())
     if writer.problems:
         raise UnsupportedError(
@@ -117,7 +156,11 @@ def torch_program(
     parts = [
         f'"""{title}"""',
         "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n",
-        *([_FROZEN] if any("Frozen(" in one for one in writer.definitions) else []),
+        *(
+            text
+            for name, text in _HELPERS.items()
+            if any(f"{name}(" in one for one in [*writer.definitions, *lines])
+        ),
         "class Network(nn.Module):\n    def __init__(self):\n        super().__init__()",
         "\n".join(f"        {one}" for one in writer.definitions),
         f"\n    def forward({arguments}):",
@@ -153,20 +196,22 @@ class _Writer:
     def __init__(
         self, graph: Graph, values: Mapping[str, Any], inputs: Sequence[str],
         frozen: Collection[str], shapes: Mapping[Entry, tuple[int, ...]],
-        comments: Mapping[Entry, str],
+        sizes: Mapping[Entry, tuple[str, ...]],
     ) -> None:  # fmt: skip
         self.problems: list[str] = []
         self.definitions: list[str] = []
         self.state: dict[str, Any] = {}
         self._graph, self._values, self._frozen = graph, values, frozen
-        self._shapes, self._comments = shapes, comments
+        self._shapes, self._sizes = shapes, sizes
         self._uses = Counter(entry for node in graph.nodes for entry in node.inputs)
         self._uses.update(graph.heads)
-        self._prefix = _common_prefix([node.name for node in graph.nodes if node.op != "null"])
+        self._packed, self._silent = _packed_parameters(graph, values)
+        self._prefix = common_prefix([node.name for node in graph.nodes if node.op != "null"])
         self._taken = {*_OF_MODULES, *dir(object), *_NAMES, "torch", "nn", "F"}
         self._layers: dict[tuple[Any, ...], str] = {}
         self._defined: dict[str, str] = {}  # where the module has each variable
         self._results: dict[Entry, _Result] = {}
+        self._integers: set[int] = set()
         self._references: Counter[str] = Counter()
         self.arguments = ["x"] if len(inputs) == 1 else [self._name(name) for name in inputs]
         known = dict(zip(inputs, self.arguments))
@@ -183,30 +228,53 @@ class _Writer:
 
     def forward(self) -> Iterator[str]:
         """Yield the statements, and fill definitions and state on the way."""
+        filled = {number for number, node in enumerate(self._graph.nodes) if node.op in _FILLED}
+        for number in sorted(filled - self._silent):
+            yield from self._fill(number, self._graph.nodes[number])
         for number, node in enumerate(self._graph.nodes):
-            if node.op != "null":
+            if node.op != "null" and number not in self._silent | filled:
                 yield from self._translate(number, node)
-        if self.problems or self._returns(len(self._graph.nodes) - 1):
-            return
-        if any(place for _, place in self._graph.heads):
-            self.problems.append("a second result of an operator")
+        if self.problems or any(self._returns(head) for head in self._graph.heads):
             return
         yield f"return {', '.join(self._operand(head, 1).text for head in self._graph.heads)}"
 
-    def _returns(self, number: int) -> bool:
-        """Return whether the last node is the one result, so that its statement returns it."""
-        is_last = number == len(self._graph.nodes) - 1
-        return is_last and self._graph.heads == ((number, 0),) and not self._is_variable(number)
+    def _returns(self, entry: Entry) -> bool:
+        """Return whether a result is the network's, so that its statement returns it."""
+        is_last = entry[0] == len(self._graph.nodes) - 1
+        is_result = self._graph.heads == (entry,) and self._uses[entry] == 1
+        return is_last and is_result and not self._is_variable(entry[0])
+
+    def _fill(self, number: int, node: Node) -> Iterator[str]:
+        """Write an array of zeros, ones or steps first, where the input still has its name."""
+        x, entry = self.arguments[0], (number, 0)
+        if node.op == "_arange":
+            ends = [node.value("start", 0), node.value("stop")]
+            ends = ends if ends[1] is not None else [0, ends[0]]
+            texts = [str(float(one)) for one in (*ends, node.value("step", 1))]
+            known = node.value("repeat", 1) == 1
+        else:
+            sizes = self._sizes.get(entry, tuple(map(str, node.value("shape"))))
+            known = all(re.fullmatch(r"[1-9]\d*|\d*N", size) for size in sizes)
+            texts = [size.replace("N", f" * {x}.shape[0]").removeprefix(" * ") for size in sizes]
+        if not known:
+            self.problems.append(f"{node.name} ({node.op}: its shape is not known)")
+        text = f"torch.{_FILLED[node.op]}({', '.join(texts)}, device={x}.device)"
+        yield from self._assign([entry], _Result(text))
 
     def _is_variable(self, number: int) -> bool:
         return self._graph.nodes[number].op == "null"
 
     def _translate(self, number: int, node: Node) -> Iterator[str]:
+        used = [entry for entry in self._uses if entry[0] == number]
+        if self._is_integer(node):
+            self._integers.add(number)
         try:
             call, text = self._called(node)
+            if any(place >= len(call.results) for _, place in used):
+                raise UnsupportedError("its second result is used")
         except UnsupportedError as why:
             self.problems.append(f"{node.name} ({node.op}: {why})")
-            self._results[number, 0] = _Result("x")
+            self._results.update((entry, _Result("x")) for entry in used)
             return
         if call.layer is not None:
             text = text.replace("self.LAYER", f"self.{self._layer(node, call.layer)}")
@@ -215,50 +283,92 @@ class _Writer:
         ]
         for place, (entry, operand) in enumerate(zip(node.inputs, operands)):
             if text.count(f"\0{place}\0") > 1 and not operand.text.isidentifier():
-                yield from self._assign(entry, operand)
+                yield from self._assign([entry], operand)
                 operands[place] = self._operand(entry, 1)
-        result = _Result(_filled(text, [one.text for one in operands]))
+        result = _Result(_filled(text, [one.text for one in operands]).replace(_TWICE, ""))
         result.holds = [name for one in operands for name in one.holds]
-        entry = (number, 0)
-        if self._returns(number):
+        if len(used) > 1:
+            entries = [(number, place) for place in range(len(call.results))]
+            if call.unpacked:
+                yield from self._assign(entries, result, call.unpacked)
+            else:
+                yield from self._assign_whole(entries, result, call.results)
+            return
+        entry = used[0] if used else (number, 0)
+        result.text += call.results[entry[1]]
+        if self._returns(entry):
             yield f"return {result.text}{self._comment(entry)}"
         elif self._uses[entry] > 1 or len(result.text) > _LONGEST or entry in self._graph.heads:
-            yield from self._assign(entry, result)
+            yield from self._assign([entry], result)
         else:
             self._results[entry] = result
 
+    def _is_integer(self, node: Node) -> bool:
+        """Return whether the results are integers, which MXNet divides without a remainder."""
+        if node.op == "Cast":
+            return "int" in node.value("dtype")
+        return node.op == "shape_array" or (
+            bool(node.inputs) and all(source in self._integers for source, _ in node.inputs)
+        )
+
     def _called(self, node: Node) -> tuple[Call, str]:
-        if node.op not in TRANSLATIONS:
+        if node.op not in _TRANSLATIONS:
             raise UnsupportedError("not translated")
-        if any(place for _, place in node.inputs):
-            raise UnsupportedError("it takes a second result of an operator")
-        variables = [self._graph.nodes[source] for source, _ in node.inputs]
         call = Call(
             node,
             [f"\0{place}\0" for place in range(len(node.inputs))],
-            [self._values.get(one.name) if one.op == "null" else None for one in variables],
+            [self._values_of(source) for source, _ in node.inputs],
             [self._shapes.get(entry) for entry in node.inputs],
+            [self._graph.nodes[source].op for source, _ in node.inputs],
             self._rank(node.inputs[0]) if node.inputs else None,
+            self._is_integer(node),
         )
-        return call, TRANSLATIONS[node.op](call)
+        return call, _TRANSLATIONS[node.op](call)
+
+    def _values_of(self, number: int) -> Any:
+        """Return the value of a parameter, or a list of those that are packed in one."""
+        if number in self._packed:
+            return [self._values[name] for name in self._packed[number]]
+        node = self._graph.nodes[number]
+        return self._values.get(node.name) if node.op == "null" else None
 
     def _operand(self, entry: Entry, times: int) -> _Result:
         """Return an operand; one that does not appear belongs to a layer."""
         node = self._graph.nodes[entry[0]]
+        if entry[0] in self._silent:
+            return _Result("")
         if node.op == "null" and node.name in self._values and entry not in self._results:
             return _Result(self._parameter(node.name) if times else "")
         return self._results[entry]
 
-    def _assign(self, entry: Entry, result: _Result) -> Iterator[str]:
+    def _assign(
+        self, entries: Sequence[Entry], result: _Result, unpacked: str = "{}"
+    ) -> Iterator[str]:
+        """Yield the statement that gives results names; those that nobody uses get none."""
         for name in result.holds:
             self._references[name] -= 1
-        free = (name for name in self._variable_names() if self._references[name] <= 0)
-        name = next(free)
-        self._set_variable(entry, name)
-        yield f"{name} = {result.text}{self._comment(entry)}"
+        names = []
+        for entry in entries:
+            free = (name for name in self._variable_names() if self._references[name] <= 0)
+            names.append(next(free) if self._uses[entry] else "_")
+            if self._uses[entry]:
+                self._set_variable(entry, names[-1])
+        comment = self._comment(entries[0]) if len(entries) == 1 else ""
+        yield f"{unpacked.format(*names)} = {result.text}{comment}"
+
+    def _assign_whole(
+        self, entries: Sequence[Entry], result: _Result, endings: Sequence[str]
+    ) -> Iterator[str]:
+        """Yield the statement that gives all results one name, with an ending for each."""
+        whole = (entries[0][0], -1)
+        self._uses[whole] = sum(self._uses[entry] for entry in entries)
+        yield from self._assign([whole], result)
+        name = self._results[whole].text
+        for entry, ending in zip(entries, endings):
+            self._results[entry] = _Result(f"{name}{ending}", [name])
 
     def _comment(self, entry: Entry) -> str:
-        return f"  # {self._comments[entry]}" if entry in self._comments else ""
+        return f"  # ({', '.join(self._sizes[entry])})" if entry in self._sizes else ""
 
     def _rank(self, entry: Entry) -> Optional[int]:
         """Return the axes of a result, if its shape or the operators before it tell."""
@@ -284,9 +394,10 @@ class _Writer:
     def _layer(self, node: Node, layer: Layer) -> str:
         """Return the name of a layer; of one that is called twice the first one's."""
         parameters = tuple(
-            self._graph.nodes[source].name
+            name
             for source, _ in node.inputs[1:]
-            if self._graph.nodes[source].op == "null"
+            for name in self._packed.get(source, [self._graph.nodes[source].name])
+            if name in self._values
         )
         key = (layer.definition, parameters)
         if key not in self._layers:
@@ -294,8 +405,7 @@ class _Writer:
             self._layers[key] = name
             self.definitions.append(f"self.{name} = {layer.definition}")
             if node.op == "BatchNorm" and node.value("fix_gamma", True):
-                inner = "norm." * ("norm.weight" in layer.state)
-                self.definitions.append(f"self.{name}.{inner}weight.requires_grad = False")
+                self.definitions.append(f"self.{name}.weight.requires_grad = False")
                 parameters = parameters[1:]  # its scale was replaced
             self.state |= {f"{name}.{part}": value for part, value in layer.state.items()}
             for part, value in layer.state.items():
@@ -323,7 +433,7 @@ class _Writer:
 
     def _name(self, name: str) -> str:
         """Return a name without the network's prefix, as an identifier of its own."""
-        name = name.removeprefix(self._prefix).removesuffix("_fwd")
+        name = short_name(name, self._prefix)
         name = re.sub(r"\W", "_", name).strip("_") or "layer"
         if name[0].isdigit() or keyword.iskeyword(name):
             name = f"_{name}"
@@ -334,7 +444,41 @@ class _Writer:
         return free
 
 
-def _common_prefix(names: Sequence[str]) -> str:
+def _packed_parameters(
+    graph: Graph, values: Mapping[str, Any]
+) -> tuple[dict[int, list[str]], set[int]]:
+    """Return the parameters of recurrent layers, and the nodes that PyTorch does not need.
+
+    The parameters by the number of the node that joins them; the others are its operands, and
+    first states of zeros, which are PyTorch's default.
+    """
+    users: dict[int, set[str]] = {}
+    for node in graph.nodes:
+        for source, _ in node.inputs:
+            users.setdefault(source, set()).add(node.op)
+    packed: dict[int, list[str]] = {}
+    silent: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        if node.op == "_zeros" and users.get(number) == {"RNN"}:
+            silent.add(number)
+        if node.op != "_rnn_param_concat":
+            continue
+        flat = [source for source, _ in node.inputs if graph.nodes[source].op != "null"]
+        sources = [graph.nodes[source].inputs[0][0] if source in flat else source
+                   for source, _ in node.inputs]  # fmt: skip
+        names = [graph.nodes[source].name for source in sources]
+        if all(name in values for name in names):
+            packed[number] = names
+            silent |= {number, *(one for one in flat if users[one] == {node.op})}
+    return packed, silent
+
+
+def short_name(name: str, prefix: str) -> str:
+    """Return a node's name without the network's prefix and the operator's ending."""
+    return name.removeprefix(prefix).removesuffix("_fwd").removesuffix("_rnn0")
+
+
+def common_prefix(names: Sequence[str]) -> str:
     """Return the beginning that all names have, up to an underscore."""
     first, last = min(names, default=""), max(names, default="")
     length = next((i for i, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), 0)
@@ -348,7 +492,7 @@ def _filled(text: str, operands: Sequence[str]) -> str:
         operand = operands[int(found[1])]
         before, after = text[: found.start()][-1:], text[found.end() :][:1]
         is_argument = before in ("", "(", "[", " ") and after in ("", ")", ",", "]")
-        sign = text[: found.start()].rstrip()[-1:] in tuple("+-*/@")
+        sign = text[: found.start()].rstrip()[-1:] in tuple("+-*/@%<>=")
         return operand if is_argument and not sign else _closed(operand)
 
     return _OPERAND.sub(put, text)

@@ -19,9 +19,9 @@ from math import prod
 from pathlib import Path
 from typing import Any, Callable
 
-import torch  # type: ignore[import-not-found]
+import torch
 from torch import nn
-from torch.nn import functional  # type: ignore[import-not-found]
+from torch.nn import functional
 
 __all__ = [
     "GraphNetwork",
@@ -303,7 +303,7 @@ def _network(writer: str, model: str, image_size: int) -> GraphNetwork:
 
 
 def _compiled(net: Any, *, frozen: bool) -> Any:
-    from torch._inductor import config  # type: ignore[import-not-found]
+    from torch._inductor import config
 
     config.freezing = frozen
     return torch.compile(net)

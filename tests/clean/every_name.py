@@ -256,6 +256,7 @@ def deploy(net):
     deployment.import_mxnet(FOLDER / "exported")
     program = deployment.export_torch(net, FOLDER / "torch", [(1, 3, 8, 8)])
     assert "class Network" in (program / "model.py").read_text()
+    assert deployment.record_layers(net, program / "layers.npz", images()[0]).exists()
     metadata = onnx.ServingMetadata("net", 8, ("red", "green", "blue"))
     needs("onnx", lambda: onnx.export_onnx(net, FOLDER / "net.onnx", metadata))
     needs("onnx", lambda: onnx.read_metadata(FOLDER / "net.onnx"))

@@ -3,6 +3,7 @@
 import json
 import struct
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import mpgluon
@@ -15,7 +16,7 @@ from mpgluon_tools.leaving.torch_writer import torch_program
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
 TORCH = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin" / "python"
 NEEDS_TORCH = pytest.mark.skipif(
@@ -154,13 +155,13 @@ def test_neither_mxnet_nor_the_library_is_needed_to_write(tmp_path):
 
 class Unusual(nn.HybridBlock):
     def hybrid_forward(self, F, x):
-        return F.topk(F.pick(x, F.argmax(x, axis=1)))
+        return F.sort(F.argsort(x))
 
 
 def test_operators_without_an_equal_are_named_and_nothing_is_written(tmp_path):
     net = Unusual()
     net.initialize()
-    with pytest.raises(PrecisionError, match=r"argmax0 \(argmax: not translated\).*topk0"):
+    with pytest.raises(PrecisionError, match=r"argsort0 \(argsort: not translated\).*sort0"):
         export_torch(net, tmp_path / "net", [(2, 5)])
     assert not (tmp_path / "net").exists()
     with pytest.raises(ValueError, match="does not work on input of shape"):
@@ -223,10 +224,29 @@ def test_unusual_results_and_options_are_written(tmp_path, results, expected):
     assert expected in text.partition("def forward")[2]
 
 
-def test_a_second_result_of_an_operator_is_refused(tmp_path):
-    net = randomized(Odd(lambda F, x, _: F.split(x, 3)))
-    with pytest.raises(PrecisionError, match=r"split0 \(SliceChannel: not translated\)"):
-        export_torch(net, tmp_path, [(2, 3)])
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        (lambda F, x, _: F.split(x, 3)[1], "return x.chunk(3, 1)[1]"),
+        (lambda F, x, _: F.split(x, 3, squeeze_axis=True)[:2], "x, y, _ = x.unbind(1)"),
+        (lambda F, x, _: F.topk(x, k=2, ret_typ="both"), "return x.values, x.indices.float()"),
+    ],
+)
+def test_operators_with_several_results_have_names_for_those_that_are_used(
+    tmp_path, results, expected
+):
+    text = (export_torch(randomized(Odd(results)), tmp_path, [(2, 3)]) / "model.py").read_text()
+    compile(text, "model.py", "exec")
+    assert expected in text.partition("def forward")[2]
+
+
+def test_statistics_of_a_batch_norm_are_refused_as_results():
+    symbol = mx.sym.BatchNorm(mx.sym.var("data"), output_mean_var=True, name="norm")[1]
+    graph = read_symbol(symbol.tojson().encode())
+    names = ("norm_gamma", "norm_beta", "norm_moving_mean", "norm_moving_var")
+    values, shapes = dict.fromkeys(names, np.ones(3, np.float32)), {(0, 0): (2, 3)}
+    with pytest.raises(ValueError, match=r"norm \(BatchNorm: its second result is used"):
+        torch_program(graph, values, ["data"], title="", shapes=shapes)
 
 
 def test_without_shapes_the_axes_follow_from_the_operators_before_or_are_refused():
@@ -331,6 +351,137 @@ class Layers(nn.HybridBlock):
 def test_operators_that_the_zoos_lack_have_the_same_numbers(tmp_path):
     net = Layers()
     check(export_torch(randomized(net), tmp_path, [(1, 4, 9, 9)]))
+
+
+class Recurrent(nn.HybridBlock):
+    """A layer, and an unrolled cell of the same input."""
+
+    def __init__(self, layer):
+        super().__init__()
+        with self.name_scope():
+            self.layer, self.cell = layer, mx.gluon.rnn.LSTMCell(4, input_size=3)
+            self.head = nn.Dense(2, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        outputs, _ = self.cell.unroll(5, x, merge_outputs=True, layout="NTC")
+        return self.head(F.concat(self.layer(x), outputs, dim=2))
+
+
+class WithStates(nn.HybridBlock):
+    def __init__(self, layer):
+        super().__init__()
+        with self.name_scope():
+            self.layer = layer
+
+    def hybrid_forward(self, F, x, *states):
+        outputs, states = self.layer(x, list(states))
+        return [F.tanh(outputs), *states]
+
+
+FUNCTIONS = {
+    "joined and split": lambda F, x: F.reshape(F.reshape(x, (0, -4, 2, -1, -2)), (0, -3, -2)),
+    "swapped": lambda F, x: F.SwapAxis(x, dim1=1, dim2=2),
+    "sliced": lambda F, x: F.slice(x, begin=(None, 1, None), end=(None, 5, -1), step=(1, 2, 1)),
+    "like": lambda F, x: F.slice_like(x, F.slice_axis(x, axis=-1, begin=0, end=3), axes=(2,)),
+    "parts": lambda F, x: F.split(x, 3, axis=1)[1] * 2 + F.split(x, 3, axis=1)[0],
+    "unbound": lambda F, x: F.split(x, 4, axis=2, squeeze_axis=True)[3],
+    "stacked": lambda F, x: F.stack(x, x * 2, axis=1),
+    "taken": lambda F, x: F.take(x, F.floor(x * 9), axis=1),
+    "picked": lambda F, x: F.pick(x, F.argmax(x, axis=1), axis=1),
+    "kept": lambda F, x: F.pick(x, F.argmin(x, axis=2), axis=2, keepdims=True),
+    "hot": lambda F, x: F.one_hot(F.argmax(x, axis=1), 6),
+    "where": lambda F, x: F.where(x > 0, x, F.zeros_like(x)) + F.ones_like(x),
+    "compared": lambda F, x: F.broadcast_greater_equal(x, 1 - x) - (x != 0) * (x <= 0.1),
+    "to": lambda F, x: F.broadcast_to(F.slice_axis(x, axis=1, begin=0, end=1), (0, 6, 0)),
+    "along": lambda F, x: F.broadcast_axis(F.sum(x, axis=1, keepdims=True), axis=1, size=3),
+    "as": lambda F, x: F.broadcast_like(F.mean(x, axis=2, keepdims=True), x),
+    "repeated": lambda F, x: F.repeat(x, repeats=2, axis=1),
+    "tiled": lambda F, x: F.tile(x, reps=(1, 2, 1)),
+    "turned": lambda F, x: F.reverse(x, axis=1),
+    "counted": lambda F, x: F.broadcast_add(F.contrib.arange_like(x, axis=2), x),
+    "normed": lambda F, x: F.L2Normalization(x, mode="channel") + F.L2Normalization(x),
+    "norm": lambda F, x: F.norm(x, ord=1, axis=2),
+    "all": lambda F, x: F.broadcast_add(F.sum(x), F.max(x, axis=1, exclude=True)),
+    "best": lambda F, x: F.topk(x, k=2, axis=1, ret_typ="value") + F.topk(x, k=2, axis=1),
+    "cast": lambda F, x: F.cast(F.cast(x * 5, "int32"), "float32"),
+    "added": lambda F, x: F.add_n(x, x * 2, F.hard_sigmoid(x)),
+    "scaled": lambda F, x: F.contrib.div_sqrt_dim(2 ** x) + F.rint(x * 3),
+    "masked": lambda F, x: F.SequenceMask(
+        x, F.argmax(F.slice_axis(x, axis=1, begin=0, end=4), axis=1).mean(axis=1),
+        use_sequence_length=True, axis=1, value=-1),
+}  # fmt: skip
+
+
+class Functions(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return [function(F, x) for function in FUNCTIONS.values()]
+
+
+@NEEDS_TORCH
+@pytest.mark.slow
+def test_functions_of_arrays_have_the_same_numbers(tmp_path):
+    check(export_torch(Functions(), tmp_path, [(2, 6, 4)]))
+
+
+RECURRENT = {
+    "lstm": partial(rnn.LSTM, 5, 2, bidirectional=True, dropout=0.3),
+    "gru": partial(rnn.GRU, 5, 1),
+    "relu": partial(rnn.RNN, 5, 2, activation="relu"),
+    "tanh": partial(rnn.RNN, 5, 1, activation="tanh", bidirectional=True),
+}
+
+
+@NEEDS_TORCH
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_recurrent_layers_and_cells_have_the_same_numbers(kind, tmp_path):
+    net = Recurrent(RECURRENT[kind](layout="NTC", input_size=3))
+    net.initialize(mx.init.Uniform(0.7))
+    net(mx.nd.zeros((1, 5, 3)))
+    check(export_torch(net, tmp_path / "net", [(2, 5, 3)]))
+    if kind in ("lstm", "gru"):
+        net = WithStates(RECURRENT[kind](input_size=3))
+        net.initialize(mx.init.Uniform(0.7))
+        state = (4 if kind == "lstm" else 1, 2, 5)
+        check(
+            export_torch(
+                net, tmp_path / "states", [(7, 2, 3)] + [state] * (kind == "lstm") + [state]
+            )
+        )
+
+
+class OfMatrices(mx.init.Xavier):
+    """Xavier's initialization, and ones for vectors, which it does not take."""
+
+    def _init_weight(self, name, arr):
+        if arr.ndim > 1:
+            super()._init_weight(name, arr)
+        else:
+            arr[:] = 1
+
+
+DETECTION = {
+    "center_net_mobilenetv3_small_duc_voc": 128,
+    "ssd_300_mobilenet0.25_voc": 300,
+    "yolo3_mobilenet0.25_voc": 128,
+    "mobile_pose_resnet18_v1b": 128,
+}
+
+
+@NEEDS_TORCH
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Cannot decide type")
+@pytest.mark.parametrize("name", DETECTION)
+def test_detection_networks_find_the_same_boxes(name, tmp_path):
+    gluoncv = pytest.importorskip("gluoncv")
+    size = DETECTION[name]
+    net = gluoncv.model_zoo.get_model(name, pretrained=False, pretrained_base=False)
+    net.initialize(OfMatrices(), force_reinit=True)
+    net(mx.nd.zeros((1, 3, size, size)))
+    folder = export_torch(net, tmp_path, [(1, 3, size, size)])
+    check(folder)
+    with np.load(folder / "check.npz") as recorded:
+        assert len(np.unique(recorded[recorded.files[-1]])) > 4  # there are boxes
 
 
 @NEEDS_TORCH

@@ -1,0 +1,135 @@
+"""The operands and results of a network's layers, in a file for comparisons with a port."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Union
+
+from mpgluon.base.files import atomic_write, disk_error
+from mpgluon.cast.arrays import arrays_in
+from mpgluon.graph.nodes import Graph, Node
+from mpgluon_tools.deployment.recording import Recording, record
+from mpgluon_tools.leaving.torch_writer import common_prefix, short_name
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+__all__ = ["layers_of", "record_layers", "run_recorded"]
+
+
+def record_layers(net: gluon.HybridBlock, path: Union[str, Path], *inputs: mx.nd.NDArray) -> Path:
+    """Write the operands and results of all layers with parameters, in FP32 at inference.
+
+    ``mpgluon parity`` compares a port with the file, which NumPy reads. Of a cast network the FP32
+    values are recorded that are behind its 16-bit ones. Waits for the devices.
+
+    Parameters
+    ----------
+    net : gluon.HybridBlock
+        Plain, cast or autocast, with values. It is not changed.
+    path : str or Path
+        Such as ``"layers.npz"``.
+    inputs : NDArray
+        A batch; two images are enough.
+
+    Returns
+    -------
+    Path
+        ``path``.
+
+    Raises
+    ------
+    ValueError
+        If a parameter has no values, or the network does not work on these inputs.
+    DataError
+        If the file cannot be written. It is complete or as it was before.
+    """
+    names = [f"input{number}" for number in range(len(inputs))]
+    recording, path = record(net, names, for_training=True), Path(path)
+    given = [one.astype("float32") for one in inputs]
+    recording.infer([one.shape for one in given])
+    nodes = layers_of(recording.graph, recording.values)
+    heads = [node.inputs[0] for node in nodes]
+    heads += [type(head)(node) for head, node in zip(heads, nodes)]
+    graph = Graph([*heads, *recording.graph.heads])
+    computed = run_recorded(Recording(graph, names, recording.values), given)
+    files = {f"input{number}": one.asnumpy() for number, one in enumerate(given)}
+    files |= {f"layer{number}.input": computed[number] for number in range(len(nodes))}
+    files |= {f"layer{number}.output": one for number, one in
+              enumerate(computed[len(nodes) : 2 * len(nodes)])}  # fmt: skip
+    files |= {f"result{number}": one for number, one in enumerate(computed[2 * len(nodes) :])}
+    prefix = common_prefix([node.name for node in recording.graph.nodes if not node.is_variable])
+    described = []
+    for number, node in enumerate(nodes):
+        described.append(_described(node, prefix, list(_parameters(node, recording))))
+        if node.operator == "BatchNorm":
+            values = [recording.values[entry.node.name] for entry in node.inputs[3:5]]
+            files |= {f"layer{number}.{name}": value for name, value in
+                      zip(("running_mean", "running_var"), values)}  # fmt: skip
+    files["layers"] = np.array(json.dumps(described))
+    try:
+        with atomic_write(path) as file:
+            np.savez(file, **files)
+    except OSError as error:
+        raise disk_error(error, path, "record the layers again") from error
+    return path
+
+
+_LAYERS = frozenset(
+    {"Convolution", "Deconvolution", "FullyConnected", "RNN", "BatchNorm", "LayerNorm",
+     "GroupNorm", "InstanceNorm", "Embedding", "LeakyReLU"}
+)  # fmt: skip
+
+
+def layers_of(graph: Graph, values: Any) -> list[Node]:
+    """Return the operators that are layers with parameters, in order."""
+    return [
+        node
+        for node in graph.nodes
+        if node.operator in _LAYERS
+        and any(_is_parameter(entry.node, values) for entry in node.inputs[1:])
+    ]
+
+
+def _is_parameter(node: Node, values: Any) -> bool:
+    return node.name in values if node.is_variable else node.operator == "_rnn_param_concat"
+
+
+def _parameters(node: Node, recording: Recording) -> Iterator[Any]:
+    """Yield the parameters of a layer; the gamma of a BatchNorm with fix_gamma is 1."""
+    for place, entry in enumerate(node.inputs[1:]):
+        sources = [entry.node]
+        if entry.node.operator == "_rnn_param_concat":
+            sources = [one.node if one.node.is_variable else one.node.inputs[0].node
+                       for one in entry.node.inputs]  # fmt: skip
+        for one in sources:
+            if one.name in recording.values:
+                value = recording.values[one.name]
+                fixed = place == 0 and node.options.get("fix_gamma", False)
+                yield np.ones_like(value) if fixed else value
+
+
+def _described(node: Node, prefix: str, parameters: Sequence[Any]) -> dict[str, Any]:
+    """Return a layer's name, operator and options, and a hash of its parameters."""
+    numbers = np.sort(np.concatenate([one.ravel() for one in parameters]).astype(np.float32))
+    kept = ("momentum", "use_global_stats", "eps")
+    return {
+        "name": short_name(node.name, prefix),
+        "operator": node.operator,
+        "options": {name: node.options[name] for name in kept if name in node.options},
+        "parameters": hashlib.sha256(numbers.tobytes()).hexdigest(),
+    }
+
+
+def run_recorded(recording: Recording, inputs: Sequence[mx.nd.NDArray]) -> list[Any]:
+    """Compute a recording in FP32 with MXNet, and return its results as NumPy arrays."""
+    variables = [mx.sym.var(name, dtype="float32") for name in recording.inputs]
+    block = gluon.SymbolBlock(recording.graph.symbol(), variables)
+    for name, parameter in block.collect_params().items():
+        parameter._load_init(mx.nd.array(recording.values[name]), mx.cpu())
+    results: Any = block(*inputs)
+    return [one.asnumpy() for one in arrays_in(results)]

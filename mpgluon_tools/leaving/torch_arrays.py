@@ -1,0 +1,404 @@
+"""MXNet's functions of arrays in PyTorch: arithmetic, shapes, indices, reductions.
+
+A function receives an operator and the names of its operands in ``forward``, and returns an
+expression. An operator or option without an equal is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
+
+from mpgluon_tools.leaving.torch_call import Call, Translation, number, require
+
+__all__ = ["ARRAYS"]
+
+
+def _clip(call: Call) -> str:
+    ends = (number(call.option(name)) for name in ("a_min", "a_max"))
+    return f"{call.operands[0]}.clamp({', '.join(ends)})"
+
+
+def _bounded(side: str, call: Call) -> str:
+    return f"{call.operands[0]}.clamp({side}={number(call.option('scalar'))})"
+
+
+def _concat(option: str, default: int, call: Call) -> str:
+    return f"torch.cat([{', '.join(call.operands)}], {call.option(option, default)})"
+
+
+def _stack(call: Call) -> str:
+    return f"torch.stack([{', '.join(call.operands)}], {call.option('axis', 0)})"
+
+
+def _reshape(call: Call) -> str:
+    """Translate a reshape: 0 keeps an axis, -2 the rest, -3 joins two, -4 splits one in two."""
+    shape = call.option("shape")
+    shape = shape if isinstance(shape, tuple) else (shape,)
+    require(not call.option("reverse", False) and len(shape) > 0, "it counts from the last axis")
+    if min(shape) < -1:
+        return _joined_and_split(call, shape)
+    if tuple(shape) == (0, -1):
+        return f"{call.operands[0]}.flatten(1)"
+    sizes = [str(size) if size else f"{call.operands[0]}.shape[{place}]"
+             for place, size in enumerate(shape)]  # fmt: skip
+    return f"{call.operands[0]}.reshape({', '.join(sizes)})"
+
+
+def _joined_and_split(call: Call, shape: Sequence[int]) -> str:
+    text, axis, sizes = call.operands[0], 0, iter(shape)
+    for size in sizes:
+        require(size <= 0 and size != -1, f"shape={shape}: a size together with -2, -3 or -4")
+        if size == -4:
+            text += f".unflatten({axis}, ({next(sizes)}, {next(sizes)}))"
+        elif size == -3:
+            text += f".flatten({axis}, {axis + 1})"
+        axis += 2 if size == -4 else 1
+    return text
+
+
+def _transpose(call: Call) -> str:
+    axes = call.option("axes")
+    if not axes:
+        require(call.rank is not None, "it reverses axes whose number is not known")
+        axes = range(call.rank or 0)[::-1]
+    return f"{call.operands[0]}.permute({tuple(axes)})"
+
+
+def _softmax(name: str, call: Call) -> str:
+    plain = call.option("temperature") in (None, 1.0) and not call.option("use_length", False)
+    require(plain, "a temperature or a length")
+    return f"F.{name}({call.operands[0]}, {call.option('axis', -1)})"
+
+
+def _reduction(name: str, call: Call) -> str:
+    """Translate a reduction; over all axes the result has one axis in MXNet."""
+    axis, keeps = call.option("axis"), call.option("keepdims", False)
+    if call.option("exclude", False):
+        require(call.rank is not None, "it excludes axes of an unknown number")
+        kept = {one % (call.rank or 1) for one in (axis if isinstance(axis, tuple) else (axis,))}
+        axis = tuple(one for one in range(call.rank or 0) if one not in kept)
+    if axis in (None, ()):
+        require(not keeps, "it keeps all axes; name them")
+        return f"{call.operands[0]}.{name}().reshape(1)"
+    return f"{call.operands[0]}.{name}({axis}{', keepdim=True' if keeps else ''})"
+
+
+def _norm(call: Call) -> str:
+    axis = call.option("axis")
+    require(axis is not None, "it names no axes")
+    keep = ", keepdim=True" if call.option("keepdims", False) else ""
+    order = call.option("ord", 2)
+    return f"torch.linalg.vector_norm({call.operands[0]}, {order}, {axis}{keep})"
+
+
+def _l2_normalization(call: Call) -> str:
+    require(call.rank is not None, "its operand has unknown axes")
+    mode, axes = call.option("mode", "instance"), range(1, call.rank or 0)
+    axes = {"instance": axes, "channel": axes[:1], "spatial": axes[1:]}[mode]
+    x, eps = call.operands[0], float(call.option("eps", 1e-10))
+    return f"{x} / ({x}.square().sum({tuple(axes)}, keepdim=True) + {eps!r}).sqrt()"
+
+
+def _arg_extreme(name: str, call: Call) -> str:
+    axis, keep = call.option("axis"), ", keepdim=True" if call.option("keepdims", False) else ""
+    require(axis is not None, "it names no axis")
+    return f"{call.operands[0]}.{name}({axis}{keep}).float()"
+
+
+def _topk(call: Call) -> str:
+    kind, axis = call.option("ret_typ", "indices"), call.option("axis", -1)
+    require(kind in ("indices", "value", "both"), f"ret_typ={kind!r}")
+    order = ", largest=False" if call.option("is_ascend", False) else ""
+    call.results = {"value": [".values"], "indices": [".indices.float()"]}.get(
+        kind, [".values", ".indices.float()"]
+    )
+    call.unpacked = ""
+    return f"{call.operands[0]}.topk({call.option('k', 1)}, {axis}{order})"
+
+
+def _box_nms(call: Call) -> str:
+    """Translate the suppression of boxes, a function of its own in the program."""
+    formats = {call.option(f"{side}_format", "corner") for side in ("in", "out")}
+    require(len(formats) == 1, "another format of its results")
+    options = [
+        float(call.option("overlap_thresh", 0.5)), float(call.option("valid_thresh", 0)),
+        call.option("topk", -1) if call.option("topk", -1) > 0 else None,
+        *(call.option(name, default) for name, default in
+          (("coord_start", 2), ("score_index", 1), ("id_index", -1), ("background_id", -1),
+           ("force_suppress", False))),
+        formats == {"center"},
+    ]  # fmt: skip
+    return f"box_nms({call.operands[0]}, {', '.join(map(repr, options))})"
+
+
+def _box_decode(call: Call) -> str:
+    scales = [float(call.option(f"std{place}", 1)) for place in range(4)]
+    largest = float(call.option("clip", -1))
+    corners = call.option("format", "center") == "corner"
+    words = [str(scales), number(largest if largest > 0 else math.inf), str(corners)]
+    return f"box_decode({', '.join([*call.operands, *words])})"
+
+
+def _operator(sign: str, call: Call) -> str:
+    if sign == "/" and call.integers:
+        return f'torch.div({", ".join(call.operands)}, rounding_mode="trunc")'
+    return f"{call.operands[0]} {sign} {call.operands[1]}"
+
+
+def _with_number(sign: str, call: Call, *, reverse: bool = False) -> str:
+    scalar, operand = number(float(call.option("scalar"))), call.operands[0]
+    return f"{scalar} {sign} {operand}" if reverse else f"{operand} {sign} {scalar}"
+
+
+def _comparison(sign: str, call: Call) -> str:
+    """Translate a comparison, whose results are 1 and 0 in MXNet."""
+    other = number(float(call.option("scalar"))) if len(call.operands) == 1 else call.operands[1]
+    return f"({call.operands[0]} {sign} {other}).float()"
+
+
+def _sum_of_all(call: Call) -> str:
+    return " + ".join(call.operands)
+
+
+def _function(text: str, call: Call) -> str:
+    return text.format(*call.operands)
+
+
+def _slice_axis(call: Call) -> str:
+    axis, begin, end = (call.option(name) for name in ("axis", "begin", "end"))
+    require(axis >= 0 or call.rank is not None, f"axis={axis}; count from the first")
+    axis %= call.rank or axis + 1
+    part = f"{begin or ''}:{'' if end in (None, 'None') else end}"
+    return f"{call.operands[0]}[{':, ' * axis}{part}]"
+
+
+def _slice(call: Call) -> str:
+    parts = []
+    for begin, end, step in zip_longest(*(call.option(name) or () for name in
+                                          ("begin", "end", "step"))):  # fmt: skip
+        require(step is None or step > 0, "a negative step")
+        text = ":".join("" if one is None else str(one) for one in (begin, end))
+        parts.append(text if step in (None, 1) else f"{text}:{step}")
+    return f"{call.operands[0]}[{', '.join(parts)}]"
+
+
+def _slice_like(call: Call) -> str:
+    axes = call.option("axes")
+    axes = (axes,) if isinstance(axes, int) else axes or tuple(range(len(call.shapes[1] or ())))
+    require(len(axes) > 0 and min(axes) >= 0, "its axes; name them, from the first")
+    parts = [f":{call.operands[1]}.shape[{axis}]" if axis in axes else ":"
+             for axis in range(max(axes) + 1)]  # fmt: skip
+    return f"{call.operands[0]}[{', '.join(parts)}]"
+
+
+def _split(call: Call) -> str:
+    count, axis = int(call.option("num_outputs")), call.option("axis", 1)
+    call.results = [f"[{place}]" for place in range(count)]
+    call.unpacked = ", ".join(["{}"] * count)
+    if call.option("squeeze_axis", False):
+        return f"{call.operands[0]}.unbind({axis})"
+    return f"{call.operands[0]}.chunk({count}, {axis})"
+
+
+def _indices(call: Call, place: int, size: str) -> str:
+    mode = call.option("mode", "clip")
+    require(mode in ("clip", "wrap"), f"mode={mode!r}")
+    text = f"{call.operands[place]}.long()"
+    return f"{text}.clamp(0, {size} - 1)" if mode == "clip" else f"{text} % {size}"
+
+
+def _take(call: Call) -> str:
+    axis = call.option("axis", 0)
+    require(axis >= 0, f"axis={axis}; count from the first")
+    indices = _indices(call, 1, f"{call.operands[0]}.shape[{axis}]")
+    return f"{call.operands[0]}[{':, ' * axis}{indices}]"
+
+
+def _pick(call: Call) -> str:
+    """Translate a pick: one number along an axis, at an index."""
+    axis, x = call.option("axis", -1), call.operands[0]
+    require(axis is not None and call.option("mode", "clip") == "clip", "no axis, or its mode")
+    indices = _indices(call, 1, f"{x}.shape[{axis}]")
+    if call.shapes[1] is not None and call.rank != len(call.shapes[1]):
+        indices = f"{indices}.unsqueeze({axis})"
+    text = f"{x}.gather({axis}, {indices})"
+    return text if call.option("keepdims", False) else f"{text}.squeeze({axis})"
+
+
+def _one_hot(call: Call) -> str:
+    plain = (float(call.option("on_value", 1)), float(call.option("off_value", 0))) == (1, 0)
+    require(plain, "other values than 1 and 0")
+    return f"F.one_hot({call.operands[0]}.long(), {call.option('depth')}).float()"
+
+
+def _where(call: Call) -> str:
+    alike = None not in call.shapes and len(set(call.shapes)) == 1
+    require(alike, "a condition of another shape")
+    return f"torch.where({call.operands[0]} != 0, {call.operands[1]}, {call.operands[2]})"
+
+
+def _expand(call: Call) -> str:
+    """Translate a broadcast to a shape, in which 0 keeps a size."""
+    sizes = [str(size or -1) for size in call.option("shape")]
+    return f"{call.operands[0]}.expand({', '.join(sizes)})"
+
+
+def _expand_along(call: Call) -> str:
+    axes, sizes = ((one,) if isinstance(one, int) else one
+                   for one in (call.option("axis"), call.option("size")))  # fmt: skip
+    require(call.rank is not None, "its operand has unknown axes")
+    wanted = dict(zip(axes, sizes))
+    text = ", ".join(str(wanted.get(axis, -1)) for axis in range(call.rank or 0))
+    return f"{call.operands[0]}.expand({text})"
+
+
+def _expand_as(call: Call) -> str:
+    require(not call.option("lhs_axes"), "lhs_axes")
+    return f"{call.operands[0]}.expand_as({call.operands[1]})"
+
+
+def _repeat(call: Call) -> str:
+    axis = call.option("axis")
+    require(axis is not None, "it names no axis")
+    return f"{call.operands[0]}.repeat_interleave({call.option('repeats')}, {axis})"
+
+
+def _arange_like(call: Call) -> str:
+    axis, step = call.option("axis"), float(call.option("step", 1))
+    plain = call.option("repeat", 1) == 1 and step == 1 and axis is not None
+    require(plain, "no axis, a repeat or a step")
+    count = f"torch.arange({call.operands[0]}.shape[{axis}], device={call.operands[0]}.device)"
+    start = float(call.option("start", 0))
+    return f"{count} + {start!r}" if start else f"{count}.float()"
+
+
+def _sequence_mask(call: Call) -> str:
+    """Translate a mask: numbers from a length on become a value."""
+    x, axis = call.operands[0], int(call.option("axis", 0))
+    if not call.option("use_sequence_length", False):
+        return x
+    require(call.rank is not None, "its operand has unknown axes")
+    places, lengths = [1] * (call.rank or 0), [1] * (call.rank or 0)
+    places[axis], lengths[1 - axis] = -1, -1
+    steps = f"torch.arange({x}.shape[{axis}], device={x}.device).reshape{tuple(places)}"
+    inside = f"{steps} < {call.operands[1]}.long().reshape{tuple(lengths)}"
+    return f"torch.where({inside}, {x}, {number(float(call.option('value', 0)))})"
+
+
+def _hard_sigmoid(call: Call) -> str:
+    alpha, beta = float(call.option("alpha", 0.2)), float(call.option("beta", 0.5))
+    return f"({call.operands[0]} * {alpha!r} + {beta!r}).clamp(0, 1)"
+
+
+def _cast(call: Call) -> str:
+    dtype = call.option("dtype")
+    known = ("float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+    require(dtype in known, f"dtype={dtype!r}")
+    return f"{call.operands[0]}.to(torch.{dtype})"
+
+
+def _dot(call: Call) -> str:
+    transposed = call.option("transpose_a", False) or call.option("transpose_b", False)
+    require(not transposed, "a transposed operand")
+    ranks = [None if shape is None else len(shape) for shape in call.shapes]
+    ranks = [rank if value is None else value.ndim for rank, value in zip(ranks, call.values)]
+    require(set(ranks) <= {1, 2}, "an operand that is not known to be a vector or a matrix")
+    return f"{call.operands[0]} @ {call.operands[1]}"
+
+
+def _batch_dot(call: Call) -> str:
+    operands = [
+        f"{operand}.transpose(1, 2)" if call.option(f"transpose_{side}", False) else operand
+        for operand, side in zip(call.operands, "ab")
+    ]
+    return f"torch.bmm({', '.join(operands)})"
+
+
+_COMPARISONS = {"equal": "==", "not_equal": "!=", "greater": ">", "greater_equal": ">=",
+                "lesser": "<", "lesser_equal": "<="}  # fmt: skip
+_SIGNS = {"add": "+", "plus": "+", "sub": "-", "minus": "-", "mul": "*", "div": "/", "power": "**"}
+
+ARRAYS: Mapping[str, Translation] = {
+    "clip": _clip,
+    "Concat": partial(_concat, "dim", 1),
+    "concat": partial(_concat, "dim", 1),
+    "Flatten": partial(_function, "torch.flatten({}, 1)"),
+    "Reshape": _reshape,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "softmax": partial(_softmax, "softmax"),
+    "log_softmax": partial(_softmax, "log_softmax"),
+    "slice_axis": _slice_axis,
+    "slice": _slice,
+    "slice_like": _slice_like,
+    "SliceChannel": _split,
+    "split": _split,
+    "SwapAxis": lambda call: (
+        f"{call.operands[0]}.transpose({call.option('dim1', 0)}, {call.option('dim2', 0)})"
+    ),
+    "stack": _stack,
+    "take": _take,
+    "pick": _pick,
+    "gather_nd": partial(_function, "{}[tuple({}.long())]"),
+    "one_hot": _one_hot,
+    "where": _where,
+    "broadcast_to": _expand,
+    "broadcast_axis": _expand_along,
+    "broadcast_like": _expand_as,
+    "repeat": _repeat,
+    "tile": lambda call: f"{call.operands[0]}.tile({call.option('reps')})",
+    "reverse": lambda call: f"{call.operands[0]}.flip({call.option('axis')})",
+    "ones_like": partial(_function, "torch.ones_like({})"),
+    "zeros_like": partial(_function, "torch.zeros_like({})"),
+    "_contrib_arange_like": _arange_like,
+    "SequenceMask": _sequence_mask,
+    "norm": _norm,
+    "L2Normalization": _l2_normalization,
+    "argmax": partial(_arg_extreme, "argmax"),
+    "argmin": partial(_arg_extreme, "argmin"),
+    "topk": _topk,
+    "_contrib_box_nms": _box_nms,
+    "_contrib_box_decode": _box_decode,
+    "shape_array": partial(_function, "torch.tensor({0}.shape, device={0}.device)"),
+    "broadcast_mod": partial(_function, "torch.remainder({}, {})"),
+    "_mod_scalar": lambda call: (
+        f"torch.remainder({call.operands[0]}, {number(float(call.option('scalar')))})"
+    ),
+    "Cast": _cast,
+    "hard_sigmoid": _hard_sigmoid,
+    "add_n": _sum_of_all,
+    "ElementWiseSum": _sum_of_all,
+    "_contrib_div_sqrt_dim": partial(_function, "{0} / {0}.shape[-1] ** 0.5"),
+    "batch_dot": _batch_dot,
+    "dot": _dot,
+    **{name: partial(_reduction, theirs) for name, theirs in
+       (("mean", "mean"), ("sum", "sum"), ("max", "amax"), ("min", "amin"), ("prod", "prod"))},
+    **{name: partial(_comparison, sign) for kind, sign in _COMPARISONS.items()
+       for name in (f"_{kind}", f"_{kind}_scalar", f"broadcast_{kind}")},
+    **{f"{kind}_{name}": partial(_operator, sign) for name, sign in _SIGNS.items()
+       for kind in ("elemwise", "broadcast", "")},
+    **{f"_{name}_scalar": partial(_with_number, sign) for name, sign in _SIGNS.items()},
+    "_rminus_scalar": partial(_with_number, "-", reverse=True),
+    "_rpower_scalar": partial(_with_number, "**", reverse=True),
+    "_rdiv_scalar": partial(_with_number, "/", reverse=True),
+    "_maximum_scalar": partial(_bounded, "min"),
+    "_minimum_scalar": partial(_bounded, "max"),
+    "broadcast_maximum": partial(_function, "torch.maximum({}, {})"),
+    "broadcast_minimum": partial(_function, "torch.minimum({}, {})"),
+    "square": partial(_function, "{} ** 2"),
+    **{name: partial(_function, f"torch.{name}({{}})") for name in
+       ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "abs", "erf", "floor", "ceil",
+        "sign", "sin", "cos", "log1p", "expm1", "log2", "reciprocal", "trunc")},
+    "rint": partial(_function, "torch.round({})"),
+    "relu": partial(_function, "F.relu({})"),
+    "negative": partial(_function, "-{}"),
+    "expand_dims": lambda call: f"{call.operands[0]}.unsqueeze({call.option('axis')})",
+    "squeeze": lambda call: f"{call.operands[0]}.squeeze({call.option('axis', '')})",
+    "BlockGrad": partial(_function, "{}.detach()"),
+    "_copy": partial(_function, "{}"),
+    "identity": partial(_function, "{}"),
+}  # fmt: skip
+"""The translations by the names of MXNet's operators."""

@@ -1,0 +1,107 @@
+"""An operator of MXNet that is being written in PyTorch, and a layer that it becomes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional
+
+from mpgluon_tools.leaving.mxnet_files import Node
+
+__all__ = ["Call", "Layer", "Translation", "UnsupportedError", "number", "one_or_all", "require"]
+
+
+class UnsupportedError(ValueError):
+    """PyTorch, or this translation, has no equal for one use of an operator; says why."""
+
+
+@dataclass
+class Layer:
+    """A module of ``torch.nn`` with its parameters.
+
+    Attributes
+    ----------
+    definition : str
+        Such as ``"nn.Linear(512, 10)"``.
+    state : dict of str to ndarray
+        Parameters and buffers by their names in the module.
+    """
+
+    definition: str
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Call:
+    """One operator with its operands.
+
+    Attributes
+    ----------
+    node : Node
+    operands : sequence of str
+        Expressions; of a parameter that no layer takes, ``self.`` and its name.
+    values : sequence of ndarray, list of ndarray or None
+        The values of the operands that are parameters; a list of those that are packed in one.
+    shapes : sequence of tuple or None
+        Shapes of the operands, where they are known.
+    kinds : sequence of str
+        The operators that compute the operands; ``"null"`` of variables.
+    rank : int or None
+        The axes of the first operand, where they are known.
+    integers : bool
+        Whether the results are integers.
+    layer : Layer or None
+        Set by the translation.
+    results : sequence of str
+        The ends of the expression, one for each result.
+    unpacked : str
+        The assignment's left side for all of them, with a ``{}`` for each.
+    """
+
+    node: Node
+    operands: Sequence[str]
+    values: Sequence[Any]
+    shapes: Sequence[Optional[tuple[int, ...]]]
+    kinds: Sequence[str]
+    rank: Optional[int] = None
+    integers: bool = False
+    layer: Optional[Layer] = None
+    results: Sequence[str] = ("",)
+    unpacked: str = "{}"
+
+    def option(self, name: str, default: Any = None) -> Any:
+        """Return an option of the operator as a Python value."""
+        return self.node.value(name, default)
+
+    def parameter(self, place: int) -> Any:
+        """Return the value of an operand that must be a parameter."""
+        if place >= len(self.values) or self.values[place] is None:
+            raise UnsupportedError("an operand that must be a parameter is computed")
+        return self.values[place]
+
+    def module(self, kind: str, *arguments: Any, state: Mapping[str, Any], **options: Any) -> str:
+        """Define a layer that is called with the first operand."""
+        words = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
+        self.layer = Layer(f"nn.{kind}({', '.join(words)})", dict(state))
+        return f"self.LAYER({self.operands[0]})"
+
+
+def require(condition: bool, otherwise: str) -> None:
+    """Raise UnsupportedError with a reason unless a condition holds."""
+    if not condition:
+        raise UnsupportedError(otherwise)
+
+
+def number(value: float) -> str:
+    """Return a number as Python writes it; infinities have no literal."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def one_or_all(sizes: Sequence[int]) -> Any:
+    """Return a size that is the same along all axes, or all of them."""
+    return sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
+
+
+Translation = Callable[[Call], str]
+"""Takes an operator with the names of its operands in ``forward``, returns an expression."""

@@ -24,10 +24,11 @@ import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["fold"]
+__all__ = ["fold", "fold_constants"]
 
 # Operators that draw random numbers; the rule of the others that do is OTHER.
 _DRAWS = re.compile("random|sample|shuffle|dropout", re.IGNORECASE)
+_CREATIONS = frozenset({"_zeros", "_ones", "_full", "_arange"})
 _LAYERS = frozenset({"Convolution", "FullyConnected"})
 _CHANNELS_FIRST = (None, "NCW", "NCHW", "NCDHW")
 
@@ -45,10 +46,16 @@ def fold(recording: Recording, fmt: FloatFormat) -> Recording:
     return _fold_batch_norms(_compute_weights(recording), fmt)
 
 
-def _compute_weights(recording: Recording) -> Recording:
+def fold_constants(recording: Recording) -> Recording:
+    """Return a recording without computation from parameters, numbers and shapes alone."""
+    return _compute_weights(recording, every_operand=True)
+
+
+def _compute_weights(recording: Recording, *, every_operand: bool = False) -> Recording:
     """Replace the operands of products and normalizations that depend on parameters only.
 
-    A recurrent layer keeps its parameters, which MXNet puts into one array in each call.
+    A recurrent layer keeps its parameters, which MXNet puts into one array in each call. With
+    ``every_operand`` nothing is kept, and the operands of other operators are replaced, too.
     """
     constant: set[Node] = set()
     computed: dict[Key, Entry] = {}
@@ -59,9 +66,12 @@ def _compute_weights(recording: Recording) -> Recording:
             continue
         rule, operands = rule_of(name_in_f(node.operator)), {entry.node for entry in node.inputs}
         may_vary = rule is Rule.OTHER or _DRAWS.search(node.operator)
-        if operands and operands <= constant and not may_vary:
+        shape = np.atleast_1d(node.options.get("shape", 1))  # 0 is a size that MXNet infers
+        created = every_operand and node.operator in _CREATIONS and 0 not in shape
+        if created or (operands and operands <= constant and not may_vary):
             constant.add(node)
-        if rule in (Rule.COMPUTE, Rule.NORMALIZE) and node.operator != "RNN":
+        weights = rule in (Rule.COMPUTE, Rule.NORMALIZE) and node.operator != "RNN"
+        if weights or (every_operand and node not in constant):
             computed.update(
                 (entry.key, entry)
                 for entry in node.inputs
@@ -75,14 +85,14 @@ def _compute_weights(recording: Recording) -> Recording:
     if mx.util.is_np_array():
         variables = {name: array.as_np_ndarray() for name, array in variables.items()}
     results = replay(graph, mx.nd, variables)
-    values, parameters = dict(recording.values), {}
+    values, parameters, given = dict(recording.values), {}, set(recording.given)
     for number, key in enumerate(computed):
         name = f"{key[0].name}_computed{number}"
-        values[name] = results[key].asnumpy()
+        values[name] = results[key].asnumpy().astype(np.float32, copy=False)
         parameters[key] = Entry(Node(VARIABLE, name))
-    return Recording(
-        recording.graph.replaced(parameters), recording.inputs, values, recording.given
-    )
+    if every_operand:  # such as positions, which may be too large for a 16-bit format
+        given.update(values.keys() - recording.values.keys())
+    return Recording(recording.graph.replaced(parameters), recording.inputs, values, given)
 
 
 def _fold_batch_norms(recording: Recording, fmt: FloatFormat) -> Recording:

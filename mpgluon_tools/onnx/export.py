@@ -1,6 +1,6 @@
 """A network as an ONNX file, which outlives the framework and has all that is needed to serve it.
 
-It is translated from a recording, operator by operator: some eighty operators, including all in
+It is translated from a recording, operator by operator: some 150 operators, including all in
 the model zoos' classifiers. MXNet's own exporter cannot be imported with an ``onnx`` from after
 2023, and does not know float16.
 """

@@ -7,15 +7,16 @@ Input and output are FP32 in both models.
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Optional
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16
 from mpgluon.graph.nodes import Key, Node
-from mpgluon.graph.operators import Rule, lost_numbers, name_in_f, rule_of
+from mpgluon.graph.operators import Rule, facts_in_graph, lost_numbers, name_in_f, rule_of
+from mpgluon_tools.deployment.folding import fold_constants
 from mpgluon_tools.deployment.recording import Recording
-from mpgluon_tools.onnx.operators import TRANSLATIONS, Nodes, OperatorCall, UnsupportedError
+from mpgluon_tools.onnx.calls import TYPES, Nodes, OperatorCall, UnsupportedError
+from mpgluon_tools.onnx.operators import TRANSLATIONS
 
 import onnx
 from onnx import TensorProto, helper
@@ -24,8 +25,6 @@ __all__ = ["OPSET", "onnx_model"]
 
 OPSET, _IR_VERSION = 17, 8
 """Of 2022: every maintained runtime reads them."""
-
-_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 
 def onnx_model(
@@ -43,16 +42,20 @@ def onnx_model(
     ValueError
         If the network does not work on input of those shapes.
     """
+    recording = fold_constants(recording)
     nodes = [node for node in recording.graph.nodes if not node.is_variable]
     unknown = [f"{n.name} ({n.operator})" for n in nodes if n.operator not in TRANSLATIONS]
     if unknown:
         raise _refusal(unknown, f". The operators that it knows: {', '.join(sorted(TRANSLATIONS))}")
-    writer = _Writer(recording, dtype, _infer_shapes(recording, input_shapes))
-    for node in nodes:
-        writer.translate(node)
-    if writer.problems:
-        raise _refusal(writer.problems)
-    return writer.model()
+    # In a network of sequences their length is open, too, unless an operator needs it.
+    sequences = any(node.operator in ("RNN", "Embedding") for node in nodes)
+    for length in (True, False) if sequences else (False,):
+        writer = _Writer(recording, dtype, input_shapes, length=length)
+        for node in nodes:
+            writer.translate(node)
+        if not writer.problems:
+            return writer.model()
+    raise _refusal(writer.problems)
 
 
 def _refusal(problems: list[str], known: str = "") -> PrecisionError:
@@ -62,36 +65,57 @@ def _refusal(problems: list[str], known: str = "") -> PrecisionError:
     )
 
 
-def _infer_shapes(
-    recording: Recording, input_shapes: list[tuple[int, ...]]
-) -> dict[Key, tuple[int, ...]]:
-    """Infer the shape of every output with MXNet, and return the shapes for a larger batch.
+def _larger_example(
+    recording: Recording, shapes: list[tuple[int, ...]], *, length: bool
+) -> list[tuple[int, ...]]:
+    """Return shapes of inputs on which the network also works: sizes that are larger are open.
 
-    The mapping is empty if the network does not work on a larger batch.
+    These are the batch, the first axis of inputs and the second of begin states, and the
+    ``length`` of sequences. In a network that has time first, they change places.
     """
-    graph, larger = recording.graph, {}
-    with suppress(ValueError):  # of a reshape to a fixed batch, which is refused by its name
-        recording.infer([(2 * shape[0] + 1, *shape[1:]) for shape in input_shapes])
-        larger = {
-            (node, place): output.shape
-            for node in graph.nodes
-            for place, output in enumerate(node.outputs)
-        }
-    recording.infer(input_shapes)
-    return larger
+    layers = [node for node in recording.graph.nodes if node.operator == "RNN"]
+    states = {entry.node.name for node in layers for entry in node.inputs[2:]}
+    batch = [(place, int(name in states)) for place, name in enumerate(recording.inputs)]
+    second = [(place, 1) for place, shape in enumerate(shapes) if len(shape) > 1]
+    larger, factor = [list(shape) for shape in shapes], 2
+    for group in [batch, second, *([one] for one in batch)] if length else [batch]:
+        trial = [list(shape) for shape in larger]
+        for place, axis in group:
+            if trial[place][axis] == shapes[place][axis]:
+                trial[place][axis] = factor * shapes[place][axis] + 1
+        # A network that does not work on such a size says so with a print.
+        with suppress(ValueError), redirect_stdout(None), redirect_stderr(None):
+            recording.infer([tuple(shape) for shape in trial])
+            larger, factor = trial, factor + 1
+    return [tuple(shape) for shape in larger]
 
 
 class _Writer:
     """Translates operations one by one, each into the format that it computes in."""
 
     def __init__(
-        self, recording: Recording, dtype: str, larger: dict[Key, tuple[int, ...]]
+        self, recording: Recording, dtype: str, shapes: list[tuple[int, ...]], *, length: bool
     ) -> None:
         self.problems: list[str] = []
-        self._recording, self._dtype, self._larger = recording, dtype, larger
+        self._recording, self._dtype = recording, dtype
+        larger = _larger_example(recording, shapes, length=length)
+        recording.infer(larger)
+        self._larger = {
+            (node, place): output.shape
+            for node in recording.graph.nodes
+            for place, output in enumerate(node.outputs)
+        }
+        recording.infer(shapes)
+        sources = {
+            pair: (name, axis)
+            for name, sizes, others in zip(recording.inputs, shapes, larger)
+            for axis, pair in enumerate(zip(sizes, others))
+            if pair[0] != pair[1]
+        }
+        self._model = Nodes(sources)
+        self._batch_is_first = all(axis == 0 for _, axis in sources.values())
         count = len(recording.graph.heads)
         self._results = ["logits"] if count == 1 else [f"logits{place}" for place in range(count)]
-        self._model = Nodes()
         self._formats: dict[Key, str] = {}
         self._names: dict[tuple[Key, str], str] = {}  # of an output in a format
         for node in recording.graph.nodes:
@@ -104,27 +128,36 @@ class _Writer:
         """Add the ONNX nodes of an operator, or note why ONNX cannot express its options."""
         inputs = [entry.key for entry in node.inputs]
         rule = rule_of(name_in_f(node.operator), node.options)
-        dtype = self._format_of(node, rule, inputs)
+        fixed = {key for place, key in enumerate(inputs)  # such as indices
+                 if place in facts_in_graph(node.operator).not_cast}  # fmt: skip
+        integer = node.outputs[0].dtype.startswith(("int", "uint"))  # in ONNX an FP32 number
+        followed = [key for key in inputs if key not in fixed]
+        dtype = "float32" if integer else self._format_of(node, rule, followed)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
+        formats = [self._formats.get(key, "float32") if key in fixed else dtype for key in inputs]
         call = OperatorCall(
             model=self._model,
             name=self._free(node.name),
             options=node.options,
-            inputs=[self._in_format(key, dtype) for key in inputs],
+            inputs=[self._in_format(key, one) for key, one in zip(inputs, formats)],
             shapes=self._recording.graph.shapes(node),
+            larger_shapes=[self._larger[key] for key in inputs],
             output_shape=node.outputs[0].shape,
-            larger_shape=self._larger.get((node, 0), node.outputs[0].shape),
+            larger_shape=self._larger[node, 0],
             values=[self._recording.values.get(self._variable(key)) for key in inputs],
             dtype=dtype,
+            integer=integer,
         )
         try:
-            name = TRANSLATIONS[node.operator](call)
+            results = TRANSLATIONS[node.operator](call)
         except UnsupportedError as why:
             self.problems.append(f"{node.name} ({node.operator}: {why})")
-            name = node.name  # so that later operators are translated, too
-        self._set((node, 0), dtype, name)
-        if result_dtype != dtype:
-            self._set((node, 0), result_dtype, self._in_format((node, 0), result_dtype))
+            results = [node.name] * len(node.outputs)  # so that later operators are translated, too
+        for place, name in enumerate([results] if isinstance(results, str) else results):
+            self._set((node, place), dtype, name)
+            if result_dtype != dtype:
+                cast = self._in_format((node, place), result_dtype)
+                self._set((node, place), result_dtype, cast)
 
     def _free(self, name: str) -> str:
         """Return an operator's name, or a longer one if a result of the model has this name."""
@@ -140,13 +173,14 @@ class _Writer:
         outputs = []
         for name, entry in zip(self._results, recording.graph.heads):
             self._model.add("Identity", [self._in_format(entry.key, "float32")], name)
-            outputs.append(_described(name, entry.value.shape, self._larger.get(entry.key)))
+            outputs.append(self._described(name, entry.value.shape, self._larger[entry.key]))
         used = {name for node in self._model.nodes for name in node.input}
-        shapes = {n.name: n.outputs[0].shape for n in recording.graph.nodes if n.is_variable}
+        variables = {node.name: node for node in recording.graph.nodes if node.is_variable}
+        inputs = [variables[name] for name in recording.inputs]
         graph = helper.make_graph(
             self._model.nodes,
             "network",
-            [_described(name, shapes[name]) for name in recording.inputs],
+            [self._described(n.name, n.outputs[0].shape, self._larger[n, 0]) for n in inputs],
             outputs,
             [constant for name, constant in self._model.constants.items() if name in used],
         )
@@ -180,7 +214,7 @@ class _Writer:
                 self._names[key, dtype] = self._model.constant(name, values, dtype)
             else:
                 name = self._names[key, self._formats[key]]
-                cast = self._model.add("Cast", [name], f"{name}_{dtype}", to=_TYPES[dtype])
+                cast = self._model.add("Cast", [name], f"{name}_{dtype}", to=TYPES[dtype])
                 self._names[key, dtype] = cast
         return self._names[key, dtype]
 
@@ -193,19 +227,13 @@ class _Writer:
         """Return the name of a variable; an empty one for an operator."""
         return key[0].name if key[0].is_variable else ""
 
-
-def _described(
-    name: str, shape: tuple[int, ...], larger: Optional[tuple[int, ...]] = None
-) -> onnx.ValueInfoProto:
-    """Return the type of an input or output.
-
-    Its first axis is a batch of any size; for a result, each size is open that a larger batch
-    changes.
-    """
-    if larger is None:
-        larger = (-1, *shape[1:])
-    sizes = [
-        size if size == other else f"{name}_{axis}" if axis else "batch"
-        for axis, (size, other) in enumerate(zip(shape, larger))
-    ]
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)
+    def _described(
+        self, name: str, shape: tuple[int, ...], larger: tuple[int, ...]
+    ) -> onnx.ValueInfoProto:
+        """Return the type of an input or output; sizes that a larger example changes are open."""
+        batch = "batch" if self._batch_is_first else f"{name}_0"
+        sizes = [
+            size if size == other else f"{name}_{axis}" if axis else batch
+            for axis, (size, other) in enumerate(zip(shape, larger))
+        ]
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, sizes)

@@ -141,7 +141,7 @@ UNKNOWN = r"cannot express \S+ \({}\); .*operators that it knows: Activation,"
         (small_network, "abcd", ValueError, r"names 4 classes, .* 1 outputs with \[5\] numbers"),
         (with_large_weight, METADATA.classes, PrecisionError, "beyond 65504"),
         (lambda: with_operator("gamma"), METADATA.classes, PrecisionError, UNKNOWN.format("gamma")),
-        (lambda: with_operator("sign"), METADATA.classes, PrecisionError, UNKNOWN.format("sign")),
+        (lambda: with_operator("rint"), METADATA.classes, PrecisionError, UNKNOWN.format("rint")),
     ],
 )
 def test_a_refused_export_leaves_an_earlier_file_as_it_was(tmp_path, make, classes, error, message):

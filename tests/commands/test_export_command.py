@@ -164,8 +164,12 @@ def test_bad_input_gets_one_line_and_status_2(refused, folder, arguments, messag
 
 
 def test_an_operator_that_onnx_lacks_is_named_with_its_layer(refused, folder):
-    said = refused("export", "mine:two", "--input-shape=1,4", "--input-shape=1,3")
-    assert "cannot express two_embedding0" in said
+    (folder / "lacking.py").write_text(
+        "from mxnet.gluon import nn\n\n"
+        "def make():\n    return nn.HybridLambda('gamma', prefix='mine_')\n"
+    )
+    said = refused("export", "lacking:make", "--input-shape=1,4")
+    assert "cannot express mine_gamma0 (gamma)" in said
     assert not (folder / "network.onnx").exists()
 
 

@@ -257,12 +257,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 18_956,
-    "mpgluon_tools": 17_240,
+    "mpgluon": 18_959,
+    "mpgluon_tools": 17_761,
     "recipes": 5_439,
-    "study": 18_005,
+    "study": 18_249,
     "scripts": 454,
-    "tests": 53_691,
+    "tests": 54_095,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -73,7 +73,7 @@ class OperatorCall:
     shapes: list[tuple[int, ...]]  # of the operands in the example
     larger_shapes: list[tuple[int, ...]]  # of the operands in a larger example
     output_shape: tuple[int, ...]
-    larger_shape: tuple[int, ...]  # of the output in the larger example: it shows what is open
+    larger_shape: tuple[int, ...]  # of the output in the larger example: other sizes are open
     values: list[Optional[npt.NDArray[np.float32]]]  # of the operands that are parameters
     dtype: str  # of the operands: "float32" or "float16"
     integer: bool = False  # whether MXNet computes in integers
@@ -143,7 +143,7 @@ class OperatorCall:
     def open_shape(self) -> Operand:
         """Return the result's shape for a Reshape of the first operand, or of nothing.
 
-        One open size follows from the others; several are those of inputs of the model.
+        One open size follows from the others; several come from inputs of the model.
         """
         pairs = list(zip(self.output_shape, self.larger_shape))
         sizes = [size if size == larger else -1 for size, larger in pairs]

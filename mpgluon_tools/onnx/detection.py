@@ -55,7 +55,7 @@ def _box_decode(call: OperatorCall) -> str:
 def _box_nms(call: OperatorCall) -> str:
     """Translate a box_nms: rows that are kept by descending score, then rows of -1.
 
-    The ``topk`` best valid rows take part; NonMaxSuppression compares those of each class. Its
+    The ``topk`` best valid rows take part; NonMaxSuppression compares the rows of each class. Its
     result, a list of places, becomes scores, by which the rows are sorted again.
     """
     require(call.rank == 3, f"its boxes have {call.rank} axes, not 3")

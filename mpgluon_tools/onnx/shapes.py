@@ -189,6 +189,5 @@ SHAPES: dict[str, Translation] = {
     # Formats of floats are the writer's; integers lose their fractions.
     "Cast": lambda call: call.as_numbers(call.cut(call.inputs[0])) if call.integer
         else call.inputs[0],
-    "amp_multicast": lambda call: call.inputs,
 }  # fmt: skip
 """Operators that move, choose or create elements."""

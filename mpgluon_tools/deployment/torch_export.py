@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Union
+from typing import Optional, Union
 
 from mpgluon.base.files import atomic_write, disk_error
 from mpgluon.errors import PrecisionError
 from mpgluon_tools.deployment.layers import run_recorded
 from mpgluon_tools.deployment.recording import Recording, record
+from mpgluon_tools.deployment.torch_training import training_files
 from mpgluon_tools.leaving.mxnet_files import read_symbol
 from mpgluon_tools.leaving.torch_writer import UnsupportedError, safetensors, torch_program
 
@@ -53,6 +54,7 @@ def export_torch(
     folder: Union[str, Path],
     input_shapes: Sequence[tuple[int, ...]],
     *,
+    trainer: Optional[gluon.Trainer] = None,
     title: str = "A network that was trained in MXNet Gluon.",
 ) -> Path:
     """Write a network as a PyTorch program that needs neither MXNet nor this package.
@@ -72,6 +74,9 @@ def export_torch(
         Is made.
     input_shapes : sequence of tuple of int
         A shape for each input. If the first sizes are the same, they are the batch, of any size.
+    trainer : gluon.Trainer, optional
+        Its optimizer's state and loss scale are written too: ``training.py`` has a function that
+        returns PyTorch's optimizer and ``GradScaler``. SGD, NAG and Adam are translated.
     title : str
         The docstring of ``model.py``.
 
@@ -85,7 +90,9 @@ def export_torch(
     ValueError
         If a parameter has no values, or the network does not work on input of those shapes.
     PrecisionError
-        If an operator has no equal in PyTorch; the message names each.
+        If an operator, or the optimizer, has no equal in PyTorch; the message names each.
+    TrainerStateError
+        If the kvstore holds the optimizer's state.
     DataError
         If a file cannot be written. Each file is complete or as it was before.
     """
@@ -117,6 +124,8 @@ def export_torch(
         "check.npz": _numbers(recording, shapes),
         "check.py": _CHECK.encode(),
     }
+    if trainer is not None:
+        files |= training_files(net, trainer, program.names)
     folder = Path(folder)
     for name, content in files.items():
         try:

@@ -104,10 +104,13 @@ class TorchProgram:
         A Python module with the class ``Network`` and the function ``load``.
     state : dict of str to ndarray
         The state dict.
+    names : dict of str to str
+        The names of parameters and statistics in the state dict, by the graph's.
     """
 
     text: str
     state: Mapping[str, Any]
+    names: Mapping[str, str]
 
 
 def torch_program(
@@ -167,7 +170,8 @@ def torch_program(
         "\n".join(f"        {one}" for one in lines),
         _LOAD,
     ]
-    return TorchProgram("\n".join(part for part in parts if part), writer.state)
+    text = "\n".join(part for part in parts if part)
+    return TorchProgram(text, writer.state, writer.names)
 
 
 _LOAD = '''
@@ -237,6 +241,11 @@ class _Writer:
         if self.problems or any(self._returns(head) for head in self._graph.heads):
             return
         yield f"return {', '.join(self._operand(head, 1).text for head in self._graph.heads)}"
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of parameters in the state dict."""
+        return {name: place.removeprefix("self.") for name, place in self._defined.items()}
 
     def _returns(self, entry: Entry) -> bool:
         """Return whether a result is the network's, so that its statement returns it."""

@@ -56,5 +56,10 @@ DOCUMENT = Document(
     ROWS,
     CLAIMS,
     QUOTES,
-    more_pages=("docs/deployment.md", "docs/gpu.md", "docs/performance.md"),
+    more_pages=(
+        "docs/deployment.md",
+        "docs/gpu.md",
+        "docs/how-to/leaving-mxnet.md",
+        "docs/performance.md",
+    ),
 )

@@ -32,6 +32,7 @@ from study.experiments import cells
 from study.experiments.experiment import Group, Records, is_below
 from study.experiments.figures import WIDTH
 from study.experiments.gpu_records import GpuRecords
+from study.experiments.ports import Ports
 from study.experiments.quotes import PLACE, WRONG_EXPRESSION, quoted, read_text, shown, unquoted
 from study.experiments.records import (
     Repetition,
@@ -85,13 +86,14 @@ def views_of(
 ) -> SimpleNamespace:
     """Return each group's view under its name, and others that belong to no group.
 
-    These are ``records``, ``repetitions``, ``together``, and ``timings`` and ``gpu`` of the records
-    in the folder ``benchmarks``, which are read when they are used.
+    These are ``records``, ``repetitions``, ``together``, and ``timings``, ``gpu`` and ``ports`` of
+    the records in the folder ``benchmarks``, which are read when they are used.
     """
     views = {group.name: group.view(records) for group in groups}
     found = SimpleNamespace(**views, records=records, repetitions=repetitions)
     found.together = Together(found)
     found.timings, found.gpu = Timings(benchmarks), GpuRecords(benchmarks, records)
+    found.ports = Ports(benchmarks)
     return found
 
 

@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-__all__ = ["NETWORKS", "Ports"]
+from study.experiments.figures.looks import BELOW
+
+__all__ = ["NETWORKS", "Ports", "draw_continued"]
 
 _FAMILIES: Mapping[str, tuple[tuple[int, ...], str]] = {
     "AlexNet, VGG": ((3, 64, 64), "alexnet vgg11 vgg11_bn vgg13 vgg16"),
@@ -50,19 +52,40 @@ NETWORKS: Mapping[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class Ports:
-    """The record of ``study/scripts/record_ports.py``, read when it is asked for.
+    """The records of ``study/scripts/record_ports.py`` and ``record_continued.py``.
 
     Attributes
     ----------
-    path : Path
+    folder : Path
+        With ``ports.json`` and ``continued.json``, which are read when they are asked for.
     """
 
-    path: Path
+    folder: Path
 
     @cached_property
     def errors(self) -> Mapping[str, Any]:
         """The errors by name of the network."""
-        return dict(json.loads(self.path.read_text()))
+        return dict(json.loads((self.folder / "ports.json").read_text()))
+
+    @cached_property
+    def continued(self) -> Mapping[str, Any]:
+        """Loss and loss scale of each step: before, and then in MXNet and in PyTorch."""
+        return dict(json.loads((self.folder / "continued.json").read_text()))
+
+    def loss(self, kind: str, last: int = 20) -> float:
+        """Return the mean loss of the last steps."""
+        losses = [float(loss) for loss, _ in self.continued[kind][-last:]]
+        return sum(losses) / len(losses)
+
+    def first_difference(self) -> float:
+        """Return how far the first loss in PyTorch is from MXNet's, relative to it."""
+        (ours, _), (theirs, _) = (self.continued[kind][0] for kind in ("mxnet", "torch"))
+        return float(abs(theirs - ours) / ours)
+
+    @property
+    def largest(self) -> float:
+        """The largest error of a PyTorch program."""
+        return float(max(one["torch"] for one in self.errors.values()))
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table: families, their networks, and the largest errors."""
@@ -80,3 +103,21 @@ class Ports:
         errors = [one[kind] for one in found if kind in one]
         left_out = f" ({len(errors)} of {len(found)})" if 0 < len(errors) < len(found) else ""
         return f"{max(errors):.0e}".replace("e-0", "e-") + left_out if errors else "-"
+
+
+def draw_continued(figure: Any, record: Mapping[str, Any]) -> None:
+    """Draw the losses of a run that goes on in MXNet and in PyTorch."""
+    axes, count = figure.subplots(), len(record["before"])
+    looks = (
+        ("before", 0, {"label": "MXNet, FP16", "color": "0.25"}),
+        ("mxnet", count, {"label": "goes on in MXNet", "color": "#0072B2", "linestyle": "--"}),
+        ("torch", count, {"label": "goes on in PyTorch", "color": "#D55E00"}),
+    )
+    for kind, first, look in looks:
+        losses = [loss for loss, _ in record[kind]]
+        axes.plot(range(first + 1, first + len(losses) + 1), losses, linewidth=1.3, **look)
+    axes.axvline(count + 0.5, color="0.7", linewidth=0.8)
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss")
+    axes.set_ylim(bottom=0)
+    figure.legend(ncols=3, **BELOW)

@@ -23,7 +23,7 @@ _FAMILIES: Mapping[str, tuple[tuple[int, ...], str]] = {
         "resnet50_v1s"),
     "ResNeXt, SE": (
         (3, 64, 64), "resnext50_32x4d se_resnet18_v1 se_resnet18_v2 se_resnext50_32x4d "
-        "cifar_resnext29_16x64d"),
+        "se_resnet34_v1"),
     "ResNeSt, residual attention": ((3, 64, 64), "resnest14 resnest50"),
     "DenseNet, DLA, Darknet": ((3, 64, 64), "densenet121 densenet161 dla34 darknet53"),
     "Inception, Xception": ((3, 96, 96), "googlenet inceptionv3 bn_inception xception"),

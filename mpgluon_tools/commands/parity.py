@@ -59,10 +59,14 @@ def _port(path: Path) -> Any:
     if not path.is_file() or spec is None or spec.loader is None:
         raise ValueError(f"{path} is not a Python file")
     sys.path.insert(0, str(path.parent))
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     load = getattr(module, "load", None)
     if load is None:
         raise ValueError(f"{path} has no function load, which returns the port")
-    given = [str(path.with_name("model.safetensors"))] * bool(inspect.signature(load).parameters)
-    return load(*given)
+    first = next(iter(inspect.signature(load).parameters.values()), None)
+    takes_path = first is not None and (first.name == "path" or first.default is first.empty)
+    port = load(str(path.with_name("model.safetensors"))) if takes_path else load()
+    if not hasattr(port, "modules"):
+        raise ValueError(f"load of {path} returns {type(port).__name__}, not a torch.nn.Module")
+    return port

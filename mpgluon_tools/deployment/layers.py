@@ -10,7 +10,7 @@ from typing import Any, Union
 
 from mpgluon.base.files import atomic_write, disk_error
 from mpgluon.cast.arrays import arrays_in
-from mpgluon.graph.nodes import Graph, Node
+from mpgluon.graph.nodes import Entry, Graph, Node
 from mpgluon_tools.deployment.recording import Recording, record
 from mpgluon_tools.leaving.torch_writer import common_prefix, short_name
 
@@ -53,15 +53,16 @@ def record_layers(net: gluon.HybridBlock, path: Union[str, Path], *inputs: mx.nd
     given = [one.astype("float32") for one in inputs]
     recording.infer([one.shape for one in given])
     nodes = layers_of(recording.graph, recording.values)
-    heads = [node.inputs[0] for node in nodes]
-    heads += [type(head)(node) for head, node in zip(heads, nodes)]
-    graph = Graph([*heads, *recording.graph.heads])
-    computed = run_recorded(Recording(graph, names, recording.values), given)
+    heads = [*(node.inputs[0] for node in nodes), *(Entry(node) for node in nodes)]
+    heads += recording.graph.heads
+    once = list({head.key: head for head in heads}.values())  # MXNet fails at some that are twice
+    results = run_recorded(Recording(Graph(once), names, recording.values), given)
+    found = dict(zip((head.key for head in once), results))
+    computed, count = [found[head.key] for head in heads], len(nodes)
     files = {f"input{number}": one.asnumpy() for number, one in enumerate(given)}
-    files |= {f"layer{number}.input": computed[number] for number in range(len(nodes))}
-    files |= {f"layer{number}.output": one for number, one in
-              enumerate(computed[len(nodes) : 2 * len(nodes)])}  # fmt: skip
-    files |= {f"result{number}": one for number, one in enumerate(computed[2 * len(nodes) :])}
+    for kind, first in (("input", 0), ("output", count)):
+        files |= {f"layer{i}.{kind}": computed[first + i] for i in range(count)}
+    files |= {f"result{number}": one for number, one in enumerate(computed[2 * count :])}
     prefix = common_prefix([node.name for node in recording.graph.nodes if not node.is_variable])
     described = []
     for number, node in enumerate(nodes):

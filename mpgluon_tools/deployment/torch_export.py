@@ -98,11 +98,11 @@ def export_torch(
     """
     names = ["data"] if len(input_shapes) == 1 else [f"data{i}" for i in range(len(input_shapes))]
     recording = record(net, names, for_training=True)
-    follows_batch = len({shape[0] for shape in input_shapes}) == 1
-    shapes, larger = (
-        [(batch, *shape[1:]) if follows_batch else shape for shape in input_shapes]
-        for batch in _BATCHES
-    )
+    used = {node.name for node in recording.graph.nodes}
+    unused = [str(place) for place, name in enumerate(names) if name not in used]
+    if unused:
+        raise ValueError(f"the network does not use its input {', '.join(unused)}; leave it out")
+    shapes, larger = _two_batches(recording, input_shapes)
     graph = read_symbol(recording.graph.symbol().tojson(remove_amp_cast=False).encode())
     nodes = [node.name for node in graph.nodes]
     known, others = (_shapes(recording, one, nodes) for one in (shapes, larger))
@@ -125,7 +125,7 @@ def export_torch(
         "check.py": _CHECK.encode(),
     }
     if trainer is not None:
-        files |= training_files(net, trainer, program.names)
+        files |= training_files(net, trainer, program)
     folder = Path(folder)
     for name, content in files.items():
         try:
@@ -135,6 +135,23 @@ def export_torch(
         except OSError as error:
             raise disk_error(error, folder / name, "export again") from error
     return folder
+
+
+def _two_batches(
+    recording: Recording, input_shapes: Sequence[tuple[int, ...]]
+) -> list[list[tuple[int, ...]]]:
+    """Return the shapes of the inputs with two batches, or twice as they are given."""
+    given = [list(input_shapes)] * 2
+    if len({shape[0] for shape in input_shapes}) > 1:
+        return given
+    batches = [[(batch, *shape[1:]) for shape in input_shapes] for batch in _BATCHES]
+    try:
+        for one in batches:
+            recording.infer(one)
+    except ValueError:  # the first axis is another one, or the network fixes the batch
+        recording.infer(input_shapes)
+        return given
+    return batches
 
 
 def _shapes(

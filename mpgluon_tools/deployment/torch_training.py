@@ -8,8 +8,9 @@ from typing import Any
 from mpgluon.checkpoint.saved import Run
 from mpgluon.checkpoint.trainer import export_loss_scale, export_optimizer
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.updates import gluon_trainer
-from mpgluon_tools.leaving.torch_writer import safetensors
+from mpgluon_tools.leaving.torch_writer import TorchProgram, safetensors
 
 import numpy as np
 from mxnet import gluon
@@ -20,6 +21,7 @@ _PROGRAM = '''"""Continue the training of the network where MXNet's Trainer left
 import torch
 from safetensors.torch import load_file
 
+OTHERS = {others}  # parameters that the Trainer does not have
 FACTORS = {factors}  # of learning rate and weight decay, by parameter; 1 for all others
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -33,7 +35,7 @@ def training(net, path="training.safetensors", device=DEVICE):
     groups, states = {{}}, load_file(path, device)
     net.to(device).train()
     for name, parameter in net.named_parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and name not in OTHERS:
             groups.setdefault(FACTORS.get(name, (1.0, 1.0)), []).append(parameter)
     optimizer = torch.optim.{kind}(
         [
@@ -54,7 +56,7 @@ def training(net, path="training.safetensors", device=DEVICE):
 
 
 def training_files(
-    net: gluon.HybridBlock, trainer: gluon.Trainer, names: Mapping[str, str]
+    net: gluon.HybridBlock, trainer: gluon.Trainer, program: TorchProgram
 ) -> dict[str, bytes]:
     """Return ``training.py`` and ``training.safetensors``.
 
@@ -62,13 +64,13 @@ def training_files(
     ----------
     net : gluon.HybridBlock
     trainer : gluon.Trainer
-    names : dict of str to str
-        The names of the PyTorch program's parameters by MXNet's.
+    program : TorchProgram
 
     Raises
     ------
     PrecisionError
-        If PyTorch has no equal optimizer, or an option of it has no equal.
+        If PyTorch has no equal optimizer, or an option of it has no equal; if the learning rate is
+        0, by which the momentum would have to be divided.
     TrainerStateError
         If the kvstore holds the optimizer's state.
     """
@@ -76,28 +78,45 @@ def training_files(
     content = export_optimizer(run)
     optimizer = gluon_trainer.optimizer_of(trainer)
     kind, options, parts = _equal_of(optimizer)
-    count = max(content.fields["num_update"], 0)
+    if gluon_trainer.scale_of(trainer) != 1:
+        raise PrecisionError(
+            "PyTorch's optimizers do not scale gradients, received rescale_grad="
+            f"{gluon_trainer.scale_of(trainer)}; multiply the loss by it, and train with 1"
+        )
+    if not trainer.learning_rate:
+        raise PrecisionError("the learning rate is 0; set another one before the export")
+    trained = {id(one) for one in gluon_trainer.parameters_of(trainer)}
+    (counts,) = list(content.fields["update_counts"].values())[:1] or [{}]
     arrays = content.arrays.get("state", {})
     state: dict[str, Any] = {}
-    factors = {}
+    factors, others = {}, []
     for place, parameter in run.parameters.items():
-        name = names.get(parameter.name)
+        name = program.names.get(parameter.name)
         if name is None or parameter.grad_req == "null":
+            continue
+        if id(parameter) not in trained:
+            others.append(name)
             continue
         rate = trainer.learning_rate * parameter.lr_mult
         if (parameter.lr_mult, parameter.wd_mult) != (1.0, 1.0):
             factors[name] = (parameter.lr_mult, parameter.wd_mult)
         for part, (ending, over_rate) in parts.items():
-            if f"{place}{ending}" in arrays:
-                value = arrays[f"{place}{ending}"].astype(np.float32)
-                state[f"{name}/{part}"] = -value / np.float32(rate) if over_rate else value
+            if f"{place}{ending}" in arrays and (rate or not over_rate):
+                value, shape = (
+                    arrays[f"{place}{ending}"].astype(np.float32),
+                    program.state[name].shape,
+                )
+                value = np.repeat(value.ravel(), np.prod(shape, dtype=int) // value.size)
+                value = -value / np.float32(rate) if over_rate else value
+                state[f"{name}/{part}"] = value.reshape(shape)
         if kind == "Adam" and f"{name}/exp_avg" in state:
-            state[f"{name}/step"] = np.asarray(count, np.float32)
+            state[f"{name}/step"] = np.asarray(counts.get(place, 0), np.float32)
     scale = export_loss_scale(run).fields["loss_scale"] or {}
     text = _PROGRAM.format(
-        factors=factors, kind=kind, rate=float(trainer.learning_rate), decay=float(optimizer.wd),
+        factors=factors, others=sorted(others), kind=kind,
+        rate=float(trainer.learning_rate), decay=float(optimizer.wd),
         options=", ".join(f"{name}={value!r}" for name, value in options.items()),
-        enabled="scale" in scale and scale["scale"] != 1.0, scale=_scaler_of(scale),
+        enabled=bool(_scaler_of(scale)), scale=_scaler_of(scale),
     )  # fmt: skip
     return {"training.py": text.encode(), "training.safetensors": safetensors(state)}
 
@@ -115,7 +134,7 @@ def _equal_of(optimizer: Any) -> tuple[str, dict[str, Any], dict[str, tuple[str,
         )
     if name in ("SGD", "NAG"):
         options = {"momentum": float(optimizer.momentum)}
-        if name == "NAG":
+        if name == "NAG" and optimizer.momentum:
             options["nesterov"] = True
         return "SGD", options, {"momentum_buffer": ("", True)} if optimizer.momentum else {}
     if name == "Adam":
@@ -129,13 +148,13 @@ def _equal_of(optimizer: Any) -> tuple[str, dict[str, Any], dict[str, tuple[str,
 
 
 def _scaler_of(scale: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of PyTorch's GradScaler; a static scale never grows."""
-    if not scale or scale.get("scale") == 1.0:
+    """Return the state of PyTorch's GradScaler; a static scale stays as it is."""
+    if "scale" not in scale or scale["kind"] == NoLossScale.__name__:
         return {}
     return {
         "scale": float(scale["scale"]),
         "growth_factor": float(scale.get("growth_factor", 2.0)),
-        "backoff_factor": float(scale.get("backoff_factor", 0.5)),
+        "backoff_factor": float(scale.get("backoff_factor", 1.0)),
         "growth_interval": int(scale.get("growth_interval", 2**31 - 1)),
         "_growth_tracker": int(scale.get("growth_tracker", 0)),
     }

@@ -185,6 +185,7 @@ class _Comparison:
         for number, layer in enumerate(recorded.layers):
             key = layer["operator"], layer["parameters"]
             self._waiting.get(key, self._unknown[key[0]]).append(number)
+        self._swaps = any(getattr(one, "batch_first", False) for one in port.modules())
         self._changed = {key for key, numbers in self._waiting.items() if not numbers}
 
     def run(self) -> list[Part]:
@@ -213,8 +214,12 @@ class _Comparison:
 
     def _computed(self, inputs: Sequence[Any]) -> Optional[Sequence[Any]]:
         """Return the port's results; ``None`` if it fails after a part that differs."""
+        import torch
+
         try:
             results = self.port(*inputs)
+            if not isinstance(results, (tuple, list, torch.Tensor)):
+                raise TypeError(f"its result is of type {type(results).__name__}, not a tensor")
         except (RuntimeError, TypeError, IndexError, ValueError) as error:
             if not all(part.is_right for part in self.parts):
                 return None
@@ -224,24 +229,46 @@ class _Comparison:
 
     def _enter(self, module: Any, operands: Sequence[Any]) -> Any:
         """Compare a layer's operand, and give it the recorded one."""
+        import torch
+
         key = self._keys[module]
         numbers = self._unknown[key[0]] if key in self._changed else self._waiting[key]
-        self._number = numbers.popleft() if numbers else None
+        if not operands:
+            raise ValueError(
+                f"{type(module).__name__} is called with keywords; give its operand first"
+            )
+        self._number = self._nearest(numbers, operands[0])
         if self._number is None:
             self._add(type(module).__name__, math.inf, 0, follows=self._before,
                       said="the port has one more than the recording")  # fmt: skip
             return None
         self._name = self.recorded.layers[self._number]["name"]
-        expected = self._in_its_layout(module, f"layer{self._number}.input")
+        expected = self.recorded.arrays[f"layer{self._number}.input"]
         given = self._compare(self._name, operands[0], expected, _BETWEEN, follows=self._before)
-        return (given.to(operands[0].dtype), *operands[1:])
+        dtype = torch.long if key[0] == "Embedding" else operands[0].dtype
+        return (given.to(dtype), *operands[1:])
+
+    def _nearest(self, numbers: deque[int], operand: Any) -> Optional[int]:
+        """Take the number of the layer with the nearest operand, of those with equal parameters."""
+
+        def distance(number: int) -> float:
+            one = self.recorded.arrays[f"layer{number}.input"]
+            if one.size != operand.numel():
+                return math.inf
+            return float((self._as(operand, one).double() - operand.double()).norm())
+
+        if not numbers:
+            return None
+        found = min(numbers, key=distance) if len(numbers) > 1 else numbers[0]
+        numbers.remove(found)
+        return found
 
     def _leave(self, module: Any, operands: Sequence[Any], results: Any) -> Any:
         """Compare a layer's result, look at it in 16 bits and in training, and replace it."""
         if self._number is None:
             return None
         result = results[0] if isinstance(results, tuple) else results
-        expected = self._in_its_layout(module, f"layer{self._number}.output")
+        expected = self.recorded.arrays[f"layer{self._number}.output"]
         kind = self._keys[module][0]
         said, ratio = self._training(module, operands) if kind == "BatchNorm" else "", None
         if self.dtype is not None and kind != "Embedding":
@@ -256,10 +283,21 @@ class _Comparison:
         self._before = self._name
         return (given, *results[1:]) if isinstance(results, tuple) else given
 
-    def _in_its_layout(self, module: Any, name: str) -> Any:
-        """Return a recorded array; recurrent layers of MXNet have the time first."""
-        array = self.recorded.arrays[name]
-        return array.swapaxes(0, 1) if getattr(module, "batch_first", False) else array
+    def _as(self, result: Any, recorded: Any) -> Any:
+        """Return a recorded array in the shape of the port's.
+
+        MXNet's recurrent layers have the time first. If the port has layers with the batch first,
+        the nearer of both orders is taken.
+        """
+        import torch
+
+        expected = torch.from_numpy(np.ascontiguousarray(recorded))
+        same = expected.reshape(result.shape)
+        if not self._swaps or expected.ndim < 2 or expected.transpose(0, 1).shape != result.shape:
+            return same
+        swapped = expected.transpose(0, 1)
+        nearer = (swapped - result).norm() < (same - result).norm()
+        return swapped if nearer else same
 
     def _training(self, module: Any, operands: Sequence[Any]) -> str:
         """Return in words how a BatchNorm differs in training."""
@@ -291,14 +329,14 @@ class _Comparison:
         """Add a part, and return the recorded array in the shape of the port's."""
         import torch
 
-        expected = torch.from_numpy(np.ascontiguousarray(expected))
-        if result.numel() != expected.numel():
+        is_result = name.startswith("result ")
+        if result.numel() != expected.size or (is_result and result.shape != expected.shape):
             more["said"] = (
                 f"the shape is {tuple(result.shape)}, and {tuple(expected.shape)} in the recording"
             )
             self._add(name, math.inf, 0, **more)
-            return expected
-        expected = expected.reshape(result.shape)
+            return torch.from_numpy(expected)
+        expected = self._as(result, expected)
         norm = float(expected.double().norm())
         error = float((result.double() - expected.double()).norm())
         units = error / (norm or 1.0) / _ROUNDING
@@ -328,7 +366,7 @@ def _sensitivity(module: Any, operands: Sequence[Any], result: Any) -> float:
     if not operand.is_floating_point():
         return 0.0
     signs = torch.sign(torch.sin(torch.arange(operand.numel()) * 1.7 + 1)).reshape(operand.shape)
-    changed = _first(module.forward(operand * (1 + change * signs)))
+    changed = _first(module.forward(operand * (1 + change * signs), *operands[1:]))
     return float((changed - result).norm()) / (float(result.norm()) or 1.0) / change
 
 
@@ -352,14 +390,22 @@ def _ratio_in_16_bits(
     rounded = [one.to(fmt) if one.is_floating_point() else one for one in operands[:1]]
     for one in low.parameters():
         one.data = one.data.to(fmt).to(one.dtype)
-    first = _first(low.forward(rounded[0].float())).to(fmt).double()
-    low = low.to(fmt)
+    rest = operands[1:]
+    first = _first(low.forward(rounded[0].float(), *rest)).to(fmt).double()
+    if not first.isfinite().all():  # beyond the format
+        return None
+    low, rest = low.to(fmt), _cast(rest, fmt)
     try:
-        second = _first(low.forward(rounded[0])).double()
+        second = _first(low.forward(rounded[0], *rest)).double()
     except RuntimeError:  # this processor has no such operator in 16 bits
         return None
     error = [float((one - result.double()).norm()) for one in (first, second)]
     return error[1] / error[0] if error[0] > 0 else None
+
+
+def _cast(values: Any, fmt: Any) -> Any:
+    """Return the first states of a recurrent layer in another format."""
+    return tuple(_cast(one, fmt) if isinstance(one, tuple) else one.to(fmt) for one in values)
 
 
 def _first(result: Any) -> Any:

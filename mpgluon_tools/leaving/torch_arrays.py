@@ -36,6 +36,7 @@ def _stack(call: Call) -> str:
 def _reshape(call: Call) -> str:
     """Translate a reshape: 0 keeps an axis, -2 the rest, -3 joins two, -4 splits one in two."""
     shape = call.option("shape")
+    require(shape is not None, "a target_shape; give shape")
     shape = shape if isinstance(shape, tuple) else (shape,)
     require(not call.option("reverse", False) and len(shape) > 0, "it counts from the last axis")
     if min(shape) < -1:
@@ -77,12 +78,14 @@ def _reduction(name: str, call: Call) -> str:
     """Translate a reduction; over all axes the result has one axis in MXNet."""
     axis, keeps = call.option("axis"), call.option("keepdims", False)
     if call.option("exclude", False):
-        require(call.rank is not None, "it excludes axes of an unknown number")
+        known = call.rank is not None and axis is not None
+        require(known, "it excludes axes of an unknown number")
         kept = {one % (call.rank or 1) for one in (axis if isinstance(axis, tuple) else (axis,))}
         axis = tuple(one for one in range(call.rank or 0) if one not in kept)
     if axis in (None, ()):
         require(not keeps, "it keeps all axes; name them")
         return f"{call.operands[0]}.{name}().reshape(1)"
+    require(name != "prod" or isinstance(axis, int), "a product over several axes")
     return f"{call.operands[0]}.{name}({axis}{', keepdim=True' if keeps else ''})"
 
 
@@ -116,7 +119,9 @@ def _topk(call: Call) -> str:
         kind, [".values", ".indices.float()"]
     )
     call.unpacked = ""
-    return f"{call.operands[0]}.topk({call.option('k', 1)}, {axis}{order})"
+    count = call.option("k", 1)
+    count = count if count > 0 else f"{call.operands[0]}.shape[{axis}]"
+    return f"{call.operands[0]}.topk({count}, {axis}{order})"
 
 
 def _box_nms(call: Call) -> str:
@@ -149,7 +154,12 @@ def _operator(sign: str, call: Call) -> str:
 
 
 def _with_number(sign: str, call: Call, *, reverse: bool = False) -> str:
-    scalar, operand = number(float(call.option("scalar"))), call.operands[0]
+    value, operand = float(call.option("scalar")), call.operands[0]
+    scalar = f"({number(value)})" if reverse and value < 0 else number(value)
+    if call.integers:
+        is_whole = value == int(value) and sign not in ("/", "**")
+        require(is_whole, "integers and a number that may make fractions; cast them first")
+        scalar = str(int(value))
     return f"{scalar} {sign} {operand}" if reverse else f"{operand} {sign} {scalar}"
 
 
@@ -392,7 +402,7 @@ ARRAYS: Mapping[str, Translation] = {
     **{name: partial(_function, f"torch.{name}({{}})") for name in
        ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "abs", "erf", "floor", "ceil",
         "sign", "sin", "cos", "log1p", "expm1", "log2", "reciprocal", "trunc")},
-    "rint": partial(_function, "torch.round({})"),
+    "rint": partial(_function, "torch.ceil({} - 0.5)"),
     "relu": partial(_function, "F.relu({})"),
     "negative": partial(_function, "-{}"),
     "expand_dims": lambda call: f"{call.operands[0]}.unsqueeze({call.option('axis')})",

@@ -44,6 +44,10 @@ _OF_MODULES = (  # the attributes of torch.nn.Module
     "to_empty", "train", "training", "type", "xpu", "zero_grad",
 )  # fmt: skip
 _TWICE = ".transpose(0, 1)" * 2  # between two recurrent layers
+_KEEPS_INTEGERS = re.compile(  # operators whose results are integers if all operands are
+    "(elemwise|broadcast)_.*|_.*_scalar|[Rr]eshape|transpose|[Cc]oncat|stack|slice.*|SliceChannel|"
+    "split|SwapAxis|expand_dims|squeeze|tile|repeat|reverse|Flatten|(ones|zeros)_like|add_n|_copy"
+)
 _OPERAND = re.compile("\0(\\d+)\0")
 _DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "int8": "I8", "uint8": "U8",
            "int16": "I16", "int32": "I32", "int64": "I64", "bool": "BOOL"}  # fmt: skip
@@ -265,8 +269,8 @@ class _Writer:
             sizes = self._sizes.get(entry, tuple(map(str, node.value("shape"))))
             known = all(re.fullmatch(r"[1-9]\d*|\d*N", size) for size in sizes)
             texts = [size.replace("N", f" * {x}.shape[0]").removeprefix(" * ") for size in sizes]
-        if not known:
-            self.problems.append(f"{node.name} ({node.op}: its shape is not known)")
+        if not known or node.value("dtype", "float32") not in (None, "None", "float32"):
+            self.problems.append(f"{node.name} ({node.op}: its shape is not known, or integers)")
         text = f"torch.{_FILLED[node.op]}({', '.join(texts)}, device={x}.device)"
         yield from self._assign([entry], _Result(text))
 
@@ -317,7 +321,8 @@ class _Writer:
         if node.op == "Cast":
             return "int" in node.value("dtype")
         return node.op == "shape_array" or (
-            bool(node.inputs) and all(source in self._integers for source, _ in node.inputs)
+            _KEEPS_INTEGERS.fullmatch(node.op) is not None
+            and all(source in self._integers for source, _ in node.inputs)
         )
 
     def _called(self, node: Node) -> tuple[Call, str]:
@@ -417,10 +422,17 @@ class _Writer:
                 self.definitions.append(f"self.{name}.weight.requires_grad = False")
                 parameters = parameters[1:]  # its scale was replaced
             self.state |= {f"{name}.{part}": value for part, value in layer.state.items()}
-            for part, value in layer.state.items():
-                variable = next((one for one in parameters if self._values[one] is value), "")
+            for part, variable in self._sources(layer, parameters).items():
                 self._define(variable, f"self.{name}.{part}")
         return self._layers[key]
+
+    def _sources(self, layer: Layer, parameters: Sequence[str]) -> dict[str, str]:
+        """Return the variable that each part of a layer comes from; changed ones by their order."""
+        state = layer.state
+        values = {id(self._values[name]): name for name in parameters}
+        found = {part: values.pop(id(one)) for part, one in state.items() if id(one) in values}
+        changed = (part for part, one in state.items() if part not in found and one.ndim)
+        return {**found, **dict(zip(changed, values.values()))}
 
     def _define(self, variable: str, place: str) -> None:
         """Share a parameter that another layer has too, and freeze one without a gradient."""

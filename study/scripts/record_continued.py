@@ -78,7 +78,7 @@ def main() -> int:
     net.hybridize(static_alloc=True, static_shape=True)
     trainer = gluon.Trainer(
         net.collect_params(), "sgd",
-        {"learning_rate": 0.02, "momentum": 0.9, "wd": 1e-4, "multi_precision": True},
+        {"learning_rate": 0.002, "momentum": 0.9, "wd": 1e-4, "multi_precision": True},
     )  # fmt: skip
     amp.init_trainer(trainer)
     before = [_step(net, trainer, images[batch], labels[batch]) for batch in order[:BEFORE]]

@@ -55,6 +55,19 @@ class Words(nn.HybridBlock):
         return F.log_softmax(self.head(x / 2), axis=-1)
 
 
+class Twins(nn.HybridBlock):
+    """Two layers with the same parameters, and results beyond float16."""
+
+    def __init__(self):
+        super().__init__(prefix="net_")
+        with self.name_scope():
+            self.one, self.other = (nn.BatchNorm(in_channels=3) for _ in range(2))
+        self.initialize()
+
+    def hybrid_forward(self, F, x):
+        return F.relu(self.one(x) + self.other(x * 2)) * 100
+
+
 def networks():
     mx.random.seed(0)
     words = Words()
@@ -63,6 +76,7 @@ def networks():
     found = {
         "small": (small_net(), images),
         "images": (randomized(Images()), images),
+        "twins": (Twins(), images * 1000),
         "words": (words, mx.nd.array(np.arange(10).reshape(2, 5))),
     }
     for net, batch in found.values():
@@ -125,6 +139,7 @@ FAULTS = [
     ("small", "F.max_pool2d", "F.avg_pool2d", "between residual0_batchnorm0 and dense0"),
     ("small", "torch.flatten(x, 1)", "torch.flatten(x.transpose(1, 2), 1)",
      "between residual0_batchnorm0 and dense0"),
+    ("small", "(torch.flatten(x, 1))", "(torch.flatten(x, 1))[:, None]", "result 0: the shape is"),
     ("small", "self.conv0(x)  #", "self.conv0(self.conv0(x).repeat(1, 1, 3, 3)[:, :3])  #",
      "between conv0 and Conv2d: the port has one more"),
 ]  # fmt: skip
@@ -142,6 +157,9 @@ RIGHT = [
      "net.layernorm0_layernorm0(net.embedding0(x.long())))[0])[0] * 0.5), -1)"),
     ("small", "F.relu(x + y)", "(y + x).clamp(min=0)"),
     ("small", "end", "net.requires_grad_(False)"),
+    ("twins", "", ""),
+    ("twins", "self.batchnorm0(x) + self.batchnorm1(x * 2.0)",
+     "self.batchnorm1(x * 2.0) + self.batchnorm0(x)"),
 ]  # fmt: skip
 COMPARE = """
 import importlib.util, json, sys

@@ -279,16 +279,40 @@ class WidePadding(nn.HybridBlock):
         return F.Pooling(x, kernel=(3,), pad=(2,), pool_type="max")
 
 
+class Halves(nn.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.cast(F.cast(x, "int32") / 2, "float32")
+
+
 @pytest.mark.parametrize(
     ("block", "shape", "why"),
     [
         (Transposed, (3, 4), "dot: a transposed operand"),
         (WidePadding, (2, 3, 8), "Pooling: its padding is more than half of its window"),
+        (Halves, (2, 3), "integers and a number that may make fractions"),
     ],
 )
 def test_options_without_an_equal_are_named(tmp_path, block, shape, why):
     with pytest.raises(PrecisionError, match=why):
         export_torch(block(), tmp_path / "net", [shape])
+
+
+def test_scales_of_groups_are_frozen_with_their_parameter(tmp_path):
+    net = nn.GroupNorm(2)
+    net.initialize()
+    net(mx.nd.ones((2, 4, 3)))
+    net.collect_params().setattr("grad_req", "null")
+    text = (export_torch(net, tmp_path, [(2, 4, 3)]) / "model.py").read_text()
+    assert text.count("requires_grad = False") == 2
+
+
+def test_an_input_that_is_not_used_is_named(tmp_path):
+    class First(nn.HybridBlock):
+        def hybrid_forward(self, F, x, y):
+            return F.relu(x)
+
+    with pytest.raises(ValueError, match="does not use its input 1"):
+        export_torch(First(), tmp_path, [(2, 3), (2, 3)])
 
 
 def test_a_layer_has_no_name_of_a_torch_module(tmp_path):
@@ -404,6 +428,12 @@ FUNCTIONS = {
     "all": lambda F, x: F.broadcast_add(F.sum(x), F.max(x, axis=1, exclude=True)),
     "best": lambda F, x: F.topk(x, k=2, axis=1, ret_typ="value") + F.topk(x, k=2, axis=1),
     "cast": lambda F, x: F.cast(F.cast(x * 5, "int32"), "float32"),
+    "powers": lambda F, x: (-2.0) ** F.floor(x * 3) + F.topk(x, k=0, axis=1, ret_typ="value"),
+    "ties": lambda F, x: F.rint(F.floor(x * 8) / 2),
+    "whole": lambda F, x: F.cast(F.cast(F.abs(x) * 100, "uint8") * 2, "float32"),
+    "counts": lambda F, x: F.broadcast_div(
+        F.one_hot(F.cast(F.argmax(x, axis=1), "int32"), 6),
+        F.one_hot(F.cast(F.argmin(x, axis=1), "int32"), 6) + 2),
     "added": lambda F, x: F.add_n(x, x * 2, F.hard_sigmoid(x)),
     "scaled": lambda F, x: F.contrib.div_sqrt_dim(2 ** x) + F.rint(x * 3),
     "masked": lambda F, x: F.SequenceMask(

@@ -107,8 +107,54 @@ def test_the_momentum_is_pytorchs_and_factors_are_kept(tmp_path):
 
 def test_an_optimizer_without_an_equal_is_refused_and_nothing_is_written(tmp_path):
     batches = [(np.ones((8, 4), "float32"), np.ones((8, 2), "float32"))]
-    for kind, options in (("rmsprop", {}), ("sgd", {"clip_gradient": 1.0})):
+    for kind, options, why in (
+        ("rmsprop", {}, "RMSProp is not translated"),
+        ("sgd", {"clip_gradient": 1.0}, "do not clip each"),
+        ("sgd", {"rescale_grad": 0.5}, "do not scale gradients"),
+        ("sgd", {"learning_rate": 0.0}, "the learning rate is 0"),
+    ):
         net, trainer = trained(kind, batches, 1, **options)
-        with pytest.raises(PrecisionError, match=r"RMSProp is not translated|do not clip each"):
+        with pytest.raises(PrecisionError, match=why):
             export_torch(net, tmp_path / "net", [(8, 4)], trainer=trainer)
     assert not (tmp_path / "net").exists()
+
+
+def test_what_the_trainer_does_not_train_and_how_often_is_kept(tmp_path):
+    batches = [(np.ones((8, 4), "float32"), np.ones((8, 2), "float32"))] * 2
+    net, _ = trained("plain", batches, 0)
+    net[1].weight.lr_mult = 0.0
+    trainer = gluon.Trainer(net[1].collect_params(), "sgd", {"momentum": 0.9})
+    for step in range(2):
+        with autograd.record():
+            loss = net(mx.nd.ones((8, 4))).sum()
+        loss.backward()
+        if step:
+            net[1].bias.list_data()[0]._fresh_grad = False
+        trainer.step(8, ignore_stale_grad=True)
+    folder = export_torch(net, tmp_path, [(8, 4)], trainer=trainer)
+    assert "OTHERS = ['dense0.bias', 'dense0.weight']" in (folder / "training.py").read_text()
+    assert set(state_of(folder / "training.safetensors")) == {"dense1.bias/momentum_buffer"}
+    adam = gluon.Trainer(net[1].collect_params(), "adam")
+    adam._optimizer._index_update_count.update({0: 1})
+    with autograd.record():
+        loss = net(mx.nd.ones((8, 4))).sum()
+    loss.backward()
+    adam.step(8)
+    state = state_of(export_torch(net, tmp_path, [(8, 4)], trainer=adam) / "training.safetensors")
+    assert sorted(int(state[f"dense1.{name}/step"]) for name in ("weight", "bias")) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [(1, "'backoff_factor': 1.0"), (128, "'scale': 128.0"), (None, "load_state_dict({})"),
+     (DynamicLossScale(2, min_scale=1), "'backoff_factor': 0.5")],
+)  # fmt: skip
+def test_loss_scales_go_on_as_they_were(scale, expected, tmp_path):
+    net, _ = trained("plain", [], 0)
+    trainer = gluon.Trainer(net.collect_params(), "nag")
+    if scale is not None:
+        amp.init_trainer(trainer, scale)
+    text = (export_torch(net, tmp_path, [(8, 4)], trainer=trainer) / "training.py").read_text()
+    assert expected in text
+    assert f"enabled={scale is not None}" in text
+    assert "nesterov" not in text

@@ -362,7 +362,7 @@ def _sensitivity(module: Any, operands: Sequence[Any], result: Any) -> float:
     """Return by how many units the result changes for each by which the operand does."""
     import torch
 
-    operand, change = operands[0], 2.0**-12  # large beside FP32's rounding, small beside 1
+    operand, change = operands[0], 2.0**-12  # more than FP32's rounding, less than 1
     if not operand.is_floating_point():
         return 0.0
     signs = torch.sign(torch.sin(torch.arange(operand.numel()) * 1.7 + 1)).reshape(operand.shape)

@@ -262,7 +262,7 @@ LINES = {
     "recipes": 5_439,
     "study": 18_469,
     "scripts": 454,
-    "tests": 54_303,
+    "tests": 54_308,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

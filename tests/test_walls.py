@@ -260,7 +260,7 @@ LINES = {
     "mpgluon": 18_959,
     "mpgluon_tools": 18_023,
     "recipes": 5_439,
-    "study": 18_469,
+    "study": 18_473,
     "scripts": 454,
     "tests": 54_308,
 }

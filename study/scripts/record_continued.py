@@ -62,10 +62,12 @@ print(json.dumps(found))
 
 def main() -> int:
     """Train, go on, and write the losses and loss scales of each step."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--torch-python", type=Path, required=True)
-    parser.add_argument("--photographs", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--torch-python", type=Path, required=True, help="with PyTorch")
+    parser.add_argument("--photographs", type=Path, required=True, help="a folder a category")
+    parser.add_argument("--output", type=Path, required=True, help="the record")
     options = parser.parse_args()
     images, labels, names = _photographs(options.photographs)
     random = np.random.default_rng(0)

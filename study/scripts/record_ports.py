@@ -83,9 +83,11 @@ class _OfMatrices(mx.init.Xavier):
 
 def main() -> int:
     """Record each network that has no line yet."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--torch-python", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--torch-python", type=Path, required=True, help="with PyTorch")
+    parser.add_argument("--output", type=Path, required=True, help="the record")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     done = json.loads(options.output.read_text()) if options.output.exists() else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,13 +11,14 @@ from mpgluon.base.files import atomic_write, disk_error
 from mpgluon.cast.arrays import arrays_in
 from mpgluon.graph.nodes import Entry, Graph, Node
 from mpgluon_tools.deployment.recording import Recording, record
+from mpgluon_tools.leaving.recorded_layers import KINDS, known_by
 from mpgluon_tools.leaving.torch_writer import common_prefix, short_name
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-__all__ = ["layers_of", "record_layers", "run_recorded"]
+__all__ = ["record_layers", "run_recorded"]
 
 
 def record_layers(net: gluon.HybridBlock, path: Union[str, Path], *inputs: mx.nd.NDArray) -> Path:
@@ -52,25 +52,24 @@ def record_layers(net: gluon.HybridBlock, path: Union[str, Path], *inputs: mx.nd
     recording, path = record(net, names, for_training=True), Path(path)
     given = [one.astype("float32") for one in inputs]
     recording.infer([one.shape for one in given])
-    nodes = layers_of(recording.graph, recording.values)
-    heads = [*(node.inputs[0] for node in nodes), *(Entry(node) for node in nodes)]
+    nodes = _layers_of(recording)
+    heads = [entry for node in nodes for entry in (node.inputs[0], Entry(node))]
     heads += recording.graph.heads
     once = list({head.key: head for head in heads}.values())  # MXNet fails at some that are twice
     results = run_recorded(Recording(Graph(once), names, recording.values), given)
-    found = dict(zip((head.key for head in once), results))
-    computed, count = [found[head.key] for head in heads], len(nodes)
+    computed = dict(zip((head.key for head in once), results))
     files = {f"input{number}": one.asnumpy() for number, one in enumerate(given)}
-    for kind, first in (("input", 0), ("output", count)):
-        files |= {f"layer{i}.{kind}": computed[first + i] for i in range(count)}
-    files |= {f"result{number}": one for number, one in enumerate(computed[2 * count :])}
+    for number, head in enumerate(recording.graph.heads):
+        files[f"result{number}"] = computed[head.key]
     prefix = common_prefix([node.name for node in recording.graph.nodes if not node.is_variable])
     described = []
     for number, node in enumerate(nodes):
         described.append(_described(node, prefix, list(_parameters(node, recording))))
+        files[f"layer{number}.input"] = computed[node.inputs[0].key]
+        files[f"layer{number}.output"] = computed[node, 0]
         if node.operator == "BatchNorm":
-            values = [recording.values[entry.node.name] for entry in node.inputs[3:5]]
-            files |= {f"layer{number}.{name}": value for name, value in
-                      zip(("running_mean", "running_var"), values)}  # fmt: skip
+            for name, entry in zip(("running_mean", "running_var"), node.inputs[3:5]):
+                files[f"layer{number}.{name}"] = recording.values[entry.node.name]
     files["layers"] = np.array(json.dumps(described))
     try:
         with atomic_write(path) as file:
@@ -80,19 +79,13 @@ def record_layers(net: gluon.HybridBlock, path: Union[str, Path], *inputs: mx.nd
     return path
 
 
-_LAYERS = frozenset(
-    {"Convolution", "Deconvolution", "FullyConnected", "RNN", "BatchNorm", "LayerNorm",
-     "GroupNorm", "InstanceNorm", "Embedding", "LeakyReLU"}
-)  # fmt: skip
-
-
-def layers_of(graph: Graph, values: Any) -> list[Node]:
+def _layers_of(recording: Recording) -> list[Node]:
     """Return the operators that are layers with parameters, in order."""
     return [
         node
-        for node in graph.nodes
-        if node.operator in _LAYERS
-        and any(_is_parameter(entry.node, values) for entry in node.inputs[1:])
+        for node in recording.graph.nodes
+        if node.operator in KINDS
+        and any(_is_parameter(entry.node, recording.values) for entry in node.inputs[1:])
     ]
 
 
@@ -116,13 +109,12 @@ def _parameters(node: Node, recording: Recording) -> Iterator[Any]:
 
 def _described(node: Node, prefix: str, parameters: Sequence[Any]) -> dict[str, Any]:
     """Return a layer's name, operator and options, and a hash of its parameters."""
-    numbers = np.sort(np.concatenate([one.ravel() for one in parameters]).astype(np.float32))
-    kept = ("momentum", "use_global_stats", "eps")
+    kept = ("momentum", "use_global_stats")
     return {
         "name": short_name(node.name, prefix),
         "operator": node.operator,
         "options": {name: node.options[name] for name in kept if name in node.options},
-        "parameters": hashlib.sha256(numbers.tobytes()).hexdigest(),
+        "parameters": known_by(parameters),
     }
 
 

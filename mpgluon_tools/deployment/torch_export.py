@@ -21,6 +21,8 @@ from mxnet import gluon
 
 __all__ = ["export_torch"]
 
+Shapes = dict[tuple[int, int], tuple[int, ...]]
+
 _BATCHES = 2, 3  # of the recorded numbers, and one more to see which sizes follow the batch
 _CHECK = '''"""Compare the network with MXNet's numbers; the exit status is 1 if they differ."""
 import sys
@@ -102,10 +104,9 @@ def export_torch(
     unused = [str(place) for place, name in enumerate(names) if name not in used]
     if unused:
         raise ValueError(f"the network does not use its input {', '.join(unused)}; leave it out")
-    shapes, larger = _two_batches(recording, input_shapes)
     graph = read_symbol(recording.graph.symbol().tojson(remove_amp_cast=False).encode())
     nodes = [node.name for node in graph.nodes]
-    known, others = (_shapes(recording, one, nodes) for one in (shapes, larger))
+    shapes, known, others = _with_two_batches(recording, input_shapes, nodes)
     sizes = {entry: _in_words(shape, others[entry]) for entry, shape in known.items()}
     frozen = {name for name, one in net.collect_params().items() if one.grad_req == "null"}
     try:
@@ -137,26 +138,27 @@ def export_torch(
     return folder
 
 
-def _two_batches(
-    recording: Recording, input_shapes: Sequence[tuple[int, ...]]
-) -> list[list[tuple[int, ...]]]:
-    """Return the shapes of the inputs with two batches, or twice as they are given."""
-    given = [list(input_shapes)] * 2
-    if len({shape[0] for shape in input_shapes}) > 1:
-        return given
-    batches = [[(batch, *shape[1:]) for shape in input_shapes] for batch in _BATCHES]
-    try:
-        for one in batches:
-            recording.infer(one)
-    except ValueError:  # the first axis is another one, or the network fixes the batch
-        recording.infer(input_shapes)
-        return given
-    return batches
+def _with_two_batches(
+    recording: Recording, input_shapes: Sequence[tuple[int, ...]], names: Sequence[str]
+) -> tuple[Sequence[tuple[int, ...]], Shapes, Shapes]:
+    """Return the inputs' shapes, and all results' with these and with a larger batch.
+
+    They are the given ones, twice, if the first sizes are not a batch of any size.
+    """
+    if len({shape[0] for shape in input_shapes}) == 1:
+        smaller, larger = ([(batch, *one[1:]) for one in input_shapes] for batch in _BATCHES)
+        try:
+            known = _shapes(recording, smaller, names)
+            return smaller, known, _shapes(recording, larger, names)
+        except ValueError:  # the first axis is another one, or the network fixes the batch
+            pass
+    known = _shapes(recording, input_shapes, names)
+    return input_shapes, known, known
 
 
 def _shapes(
     recording: Recording, shapes: Sequence[tuple[int, ...]], names: Sequence[str]
-) -> dict[tuple[int, int], tuple[int, ...]]:
+) -> Shapes:
     """Infer the shape of each result, by place of its node in a list of names."""
     recording.infer(shapes)
     outputs = {node.name: node.outputs for node in recording.graph.nodes}

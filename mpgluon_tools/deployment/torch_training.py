@@ -102,21 +102,19 @@ def training_files(
             factors[name] = (parameter.lr_mult, parameter.wd_mult)
         for part, (ending, over_rate) in parts.items():
             if f"{place}{ending}" in arrays and (rate or not over_rate):
-                value, shape = (
-                    arrays[f"{place}{ending}"].astype(np.float32),
-                    program.state[name].shape,
-                )
+                value = arrays[f"{place}{ending}"].astype(np.float32)
+                shape = program.state[name].shape
                 value = np.repeat(value.ravel(), np.prod(shape, dtype=int) // value.size)
                 value = -value / np.float32(rate) if over_rate else value
                 state[f"{name}/{part}"] = value.reshape(shape)
         if kind == "Adam" and f"{name}/exp_avg" in state:
             state[f"{name}/step"] = np.asarray(counts.get(place, 0), np.float32)
-    scale = export_loss_scale(run).fields["loss_scale"] or {}
+    scaler = _scaler_of(export_loss_scale(run).fields["loss_scale"] or {})
     text = _PROGRAM.format(
         factors=factors, others=sorted(others), kind=kind,
         rate=float(trainer.learning_rate), decay=float(optimizer.wd),
         options=", ".join(f"{name}={value!r}" for name, value in options.items()),
-        enabled=bool(_scaler_of(scale)), scale=_scaler_of(scale),
+        enabled=bool(scaler), scale=scaler,
     )  # fmt: skip
     return {"training.py": text.encode(), "training.safetensors": safetensors(state)}
 

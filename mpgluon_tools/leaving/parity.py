@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
-import json
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
+from mpgluon_tools.leaving.recorded_layers import KINDS, RecordedLayers, known_by
 from mpgluon_tools.tables import Result, Table
 
 import numpy as np
 
 __all__ = ["Parity", "Part", "compare_port"]
 
-_KINDS = {
-    "Convolution": "Conv", "Deconvolution": "ConvTranspose", "FullyConnected": "Linear",
-    "RNN": "RNNBase", "BatchNorm": "BatchNorm", "LayerNorm": "LayerNorm", "GroupNorm": "GroupNorm",
-    "InstanceNorm": "InstanceNorm", "Embedding": "Embedding", "LeakyReLU": "PReLU",
-}  # fmt: skip
 _ROUNDING = 2.0**-24  # of FP32, relative
 _BETWEEN = 256  # terms of the sums that pooling and other functions between two layers make
 _LARGEST_RATIO = 3.0  # of the error in 16 bits to the one that rounding alone makes
@@ -144,37 +138,14 @@ def compare_port(
     ValueError
         If the file is not a recording of layers, or the port fails on the recorded inputs.
     """
-    comparison = _Comparison(port, _Recorded.read(Path(recording)), dtype)
+    comparison = _Comparison(port, RecordedLayers.read(Path(recording)), dtype)
     return Parity(comparison.run(), dtype or "-")
-
-
-@dataclass
-class _Recorded:
-    """The content of a recording."""
-
-    layers: Sequence[Mapping[str, Any]]
-    arrays: Mapping[str, Any]
-
-    @classmethod
-    def read(cls, path: Path) -> _Recorded:
-        try:
-            with np.load(path) as file:
-                arrays = {name: file[name] for name in file.files}
-            return cls(json.loads(str(arrays.pop("layers"))), arrays)
-        except (KeyError, ValueError, OSError) as error:
-            raise ValueError(
-                f"{path} is not a file of mpgluon.deployment.record_layers ({error})"
-            ) from error
-
-    def numbered(self, name: str) -> list[Any]:
-        """Return the arrays ``name0``, ``name1`` and so on."""
-        return [self.arrays[f"{name}{i}"] for i in range(10**6) if f"{name}{i}" in self.arrays]
 
 
 class _Comparison:
     """Follows a port through its layers."""
 
-    def __init__(self, port: Any, recorded: _Recorded, dtype: Optional[str]) -> None:
+    def __init__(self, port: Any, recorded: RecordedLayers, dtype: Optional[str]) -> None:
         self.port, self.recorded, self.dtype = port, recorded, dtype
         self.parts: list[Part] = []
         self._before, self._name = "the input", ""
@@ -355,7 +326,7 @@ def _kind(module: Any) -> str:
     """Return the operator of MXNet that a module of ``torch.nn`` stands for; empty for others."""
     names = {one.__name__.strip("_").rstrip("123d") for one in type(module).__mro__
              if one.__module__.startswith("torch.")}  # fmt: skip
-    return next((operator for operator, kind in _KINDS.items() if kind in names), "")
+    return next((operator for operator, kind in KINDS.items() if kind in names), "")
 
 
 def _sensitivity(module: Any, operands: Sequence[Any], result: Any) -> float:
@@ -371,12 +342,11 @@ def _sensitivity(module: Any, operands: Sequence[Any], result: Any) -> float:
 
 
 def _known_by(module: Any) -> str:
-    """Return a hash of a module's parameters: of their numbers, in any order."""
+    """Return a hash of a module's parameters and running statistics."""
     arrays = [*module.parameters(recurse=False)]
     statistics = ("running_mean", "running_var")
     arrays += [one for name, one in module.named_buffers(recurse=False) if name in statistics]
-    numbers = [one.detach().float().numpy().ravel() for one in arrays]
-    return hashlib.sha256(np.sort(np.concatenate(numbers or [np.zeros(0)])).tobytes()).hexdigest()
+    return known_by([one.detach().float().numpy() for one in arrays])
 
 
 def _ratio_in_16_bits(

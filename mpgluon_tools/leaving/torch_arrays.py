@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 
-from mpgluon_tools.leaving.torch_call import Call, Translation, number, require
+from mpgluon_tools.leaving.refusal import require
+from mpgluon_tools.leaving.torch_call import Call, Translation, number
 
 __all__ = ["ARRAYS"]
 

@@ -8,12 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from mpgluon_tools.leaving.mxnet_files import Node
+from mpgluon_tools.leaving.refusal import UnsupportedError
 
-__all__ = ["Call", "Layer", "Translation", "UnsupportedError", "number", "one_or_all", "require"]
-
-
-class UnsupportedError(ValueError):
-    """PyTorch, or this translation, has no equal for one use of an operator; says why."""
+__all__ = ["Call", "Layer", "Translation", "number", "one_or_all"]
 
 
 @dataclass
@@ -85,12 +82,6 @@ class Call:
         words = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in options.items())]
         self.layer = Layer(f"nn.{kind}({', '.join(words)})", dict(state))
         return f"self.LAYER({self.operands[0]})"
-
-
-def require(condition: bool, otherwise: str) -> None:
-    """Raise UnsupportedError with a reason unless a condition holds."""
-    if not condition:
-        raise UnsupportedError(otherwise)
 
 
 def number(value: float) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from mpgluon_tools.leaving.torch_call import Call, Translation, one_or_all, require
+from mpgluon_tools.leaving.refusal import require
+from mpgluon_tools.leaving.torch_call import Call, Translation, one_or_all
 
 import numpy as np
 

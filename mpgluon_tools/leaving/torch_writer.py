@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from mpgluon_tools.leaving.mxnet_files import Graph, Node
+from mpgluon_tools.leaving.refusal import UnsupportedError
 from mpgluon_tools.leaving.torch_arrays import ARRAYS
-from mpgluon_tools.leaving.torch_call import Call, Layer, UnsupportedError
+from mpgluon_tools.leaving.torch_call import Call, Layer
 from mpgluon_tools.leaving.torch_layers import LAYERS
 
 import numpy as np

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Union
 
+from mpgluon_tools.leaving.refusal import require
+
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -17,23 +19,11 @@ __all__ = [
     "Operand",
     "OperatorCall",
     "Translation",
-    "UnsupportedError",
-    "require",
 ]
 
 TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
 
 Operand = Union[str, int, float, Sequence[int], npt.NDArray[Any]]
-
-
-class UnsupportedError(Exception):
-    """ONNX, or this translation, has no equal for one use of an operator; says why."""
-
-
-def require(condition: bool, otherwise: str) -> None:
-    """Refuse the use of an operator unless a condition holds."""
-    if not condition:
-        raise UnsupportedError(otherwise)
 
 
 class Nodes:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from mpgluon_tools.onnx.calls import OperatorCall, Translation, require
+from mpgluon_tools.leaving.refusal import require
+from mpgluon_tools.onnx.calls import OperatorCall, Translation
 
 import numpy as np
 

@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import Any
 
 from mpgluon.graph.operators import operators_with
-from mpgluon_tools.onnx.calls import Operand, OperatorCall, Translation, require
+from mpgluon_tools.leaving.refusal import require
+from mpgluon_tools.onnx.calls import Operand, OperatorCall, Translation
 from mpgluon_tools.onnx.detection import DETECTION
 from mpgluon_tools.onnx.recurrent import recurrent
 from mpgluon_tools.onnx.shapes import SHAPES

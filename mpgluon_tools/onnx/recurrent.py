@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mpgluon_tools.onnx.calls import OperatorCall, require
+from mpgluon_tools.leaving.refusal import require
+from mpgluon_tools.onnx.calls import OperatorCall
 
 import numpy as np
 import numpy.typing as npt

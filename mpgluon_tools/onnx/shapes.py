@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from mpgluon_tools.onnx.calls import TYPES, OperatorCall, Translation, require
+from mpgluon_tools.leaving.refusal import require
+from mpgluon_tools.onnx.calls import TYPES, OperatorCall, Translation
 
 import numpy as np
 

@@ -15,7 +15,8 @@ from mpgluon.graph.nodes import Key, Node
 from mpgluon.graph.operators import Rule, facts_in_graph, lost_numbers, name_in_f, rule_of
 from mpgluon_tools.deployment.folding import fold_constants
 from mpgluon_tools.deployment.recording import Recording
-from mpgluon_tools.onnx.calls import TYPES, Nodes, OperatorCall, UnsupportedError
+from mpgluon_tools.leaving.refusal import UnsupportedError
+from mpgluon_tools.onnx.calls import TYPES, Nodes, OperatorCall
 from mpgluon_tools.onnx.operators import TRANSLATIONS
 
 import onnx

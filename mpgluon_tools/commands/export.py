@@ -97,8 +97,10 @@ def _to_torch(options: argparse.Namespace) -> int:
 
     import mxnet as mx
 
-    of_onnx = ("mean", "std", "crop", "dtype")
-    refuse_given(options, of_onnx, "--to torch writes FP32 values, and no preprocessing")
+    of_onnx = ("mean", "std", "crop", "dtype", "class_names")
+    refuse_given(options, of_onnx, "--to torch writes FP32 values, no preprocessing and no names")
+    if options.input_shape:
+        refuse_given(options, ("image_size",), "--input-shape is not of images")
     with progress_line(2) as show:
         show("the network")
         opened = open_network(options, mx.cpu(), all_values=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Union
 
@@ -121,7 +122,12 @@ def _described(node: Node, prefix: str, parameters: Sequence[Any]) -> dict[str, 
 def run_recorded(recording: Recording, inputs: Sequence[mx.nd.NDArray]) -> list[Any]:
     """Compute a recording in FP32 with MXNet, and return its results as NumPy arrays."""
     variables = [mx.sym.var(name, dtype="float32") for name in recording.inputs]
-    block = gluon.SymbolBlock(recording.graph.symbol(), variables)
+    graph = recording.graph.symbol()
+    if mx.util.is_np_array():  # the operators are of MXNet's NumPy interface
+        graph, inputs = graph.as_np_ndarray(), [one.as_np_ndarray() for one in inputs]
+        variables = [one.as_np_ndarray() for one in variables]
+    with redirect_stdout(None):  # of a dtype that MXNet then corrects
+        block = gluon.SymbolBlock(graph, variables)
     for name, parameter in block.collect_params().items():
         parameter._load_init(mx.nd.array(recording.values[name]), mx.cpu())
     results: Any = block(*inputs)

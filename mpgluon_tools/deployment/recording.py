@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import redirect_stdout
 from typing import Optional
 
 from mpgluon.base.blocks import blocks_of, require_values
@@ -80,7 +81,8 @@ class Recording:
         shapes = {name: value.shape for name, value in self.values.items()}
         dtypes = dict.fromkeys([*shapes, *self.inputs], "float32")
         try:
-            self.graph.infer(dtypes, {**shapes, **dict(zip(self.inputs, input_shapes))})
+            with redirect_stdout(None):  # MXNet's list of all shapes
+                self.graph.infer(dtypes, {**shapes, **dict(zip(self.inputs, input_shapes))})
         except MXNetError as error:
             raise ValueError(
                 f"the network does not work on input of shape {list(input_shapes)}: "

@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
+from typing import Optional
 
 from mpgluon_tools.leaving.refusal import require
 from mpgluon_tools.leaving.torch_call import Call, Translation, number
 
-__all__ = ["ARRAYS"]
+__all__ = ["ARRAYS", "COMPARISONS", "joined", "reduction", "reshaped"]
 
 
 def _clip(call: Call) -> str:
@@ -26,39 +27,60 @@ def _bounded(side: str, call: Call) -> str:
     return f"{call.operands[0]}.clamp({side}={number(call.option('scalar'))})"
 
 
-def _concat(option: str, default: int, call: Call) -> str:
-    return f"torch.cat([{', '.join(call.operands)}], {call.option(option, default)})"
-
-
-def _stack(call: Call) -> str:
-    return f"torch.stack([{', '.join(call.operands)}], {call.option('axis', 0)})"
+def joined(function: str, option: str, default: int, call: Call) -> str:
+    """Translate a join of arrays along an axis."""
+    return f"torch.{function}([{', '.join(call.operands)}], {call.option(option, default)})"
 
 
 def _reshape(call: Call) -> str:
-    """Translate a reshape: 0 keeps an axis, -2 the rest, -3 joins two, -4 splits one in two."""
     shape = call.option("shape")
     require(shape is not None, "a target_shape; give shape")
     shape = shape if isinstance(shape, tuple) else (shape,)
     require(not call.option("reverse", False) and len(shape) > 0, "it counts from the last axis")
-    if min(shape) < -1:
-        return _joined_and_split(call, shape)
-    if tuple(shape) == (0, -1):
-        return f"{call.operands[0]}.flatten(1)"
-    sizes = [str(size) if size else f"{call.operands[0]}.shape[{place}]"
-             for place, size in enumerate(shape)]  # fmt: skip
-    return f"{call.operands[0]}.reshape({', '.join(sizes)})"
+    return f"{call.operands[0]}.flatten(1)" if shape == (0, -1) else reshaped(call, shape)
 
 
-def _joined_and_split(call: Call, shape: Sequence[int]) -> str:
-    text, axis, sizes = call.operands[0], 0, iter(shape)
-    for size in sizes:
-        require(size <= 0 and size != -1, f"shape={shape}: a size together with -2, -3 or -4")
-        if size == -4:
-            text += f".unflatten({axis}, ({next(sizes)}, {next(sizes)}))"
-        elif size == -3:
-            text += f".flatten({axis}, {axis + 1})"
-        axis += 2 if size == -4 else 1
-    return text
+def reshaped(call: Call, codes: Sequence[Optional[int]]) -> str:
+    """Translate a reshape, whose codes are sizes or tell what becomes of an axis.
+
+    0 keeps an axis, ``None`` drops one of size 1, -2 keeps the rest, -3 joins two, -4 splits one in
+    the two sizes that follow. Codes alone become a chain of methods.
+    """
+    x, rest = call.operands[0], list(codes)
+    chain, taken = x, 0  # of the operand's axes
+    sizes: list[str] = []
+    while rest:
+        code, place = rest.pop(0), len(sizes)
+        if code is None:
+            chain, taken = f"{chain}.squeeze({place})", taken + 1
+        elif code == -2:
+            require(not rest or call.rank is not None, f"{tuple(codes)}: sizes after the rest")
+            sizes += [f"{x}.shape[{axis}]" for axis in range(taken, call.rank or taken + 1)]
+            taken = call.rank or taken
+        elif code == -3:
+            chain = f"{chain}.flatten({place}, {place + 1})"
+            sizes, taken = [*sizes, f"{x}.shape[{taken}] * {x}.shape[{taken + 1}]"], taken + 2
+        elif code == -4:
+            pair, rest = (rest[0], rest[1]), rest[2:]
+            chain = f"{chain}.unflatten({place}, {pair})"
+            sizes, taken = [*sizes, *map(str, pair)], taken + 1
+        else:
+            sizes, taken = [*sizes, str(code) if code else f"{x}.shape[{taken}]"], taken + 1
+    if not any(code is not None and code >= -1 and code for code in _of_axes(codes)):
+        return chain
+    require(sizes.count("-1") < 2 and (-2 not in codes or call.rank is not None), f"{tuple(codes)}")
+    if "-1" not in sizes:  # PyTorch finds one size
+        joined_size = next((size for size in sizes if "*" in size), "")
+        sizes = ["-1" if size == joined_size else size for size in sizes]
+    return f"{x}.reshape({', '.join(sizes)})"
+
+
+def _of_axes(codes: Sequence[Optional[int]]) -> Sequence[Optional[int]]:
+    """Return the codes without the two sizes that follow each split."""
+    return [
+        code for place, code in enumerate(codes)
+        if -4 not in (*codes[max(place - 2, 0) : place],)
+    ]  # fmt: skip
 
 
 def _transpose(call: Call) -> str:
@@ -75,8 +97,8 @@ def _softmax(name: str, call: Call) -> str:
     return f"F.{name}({call.operands[0]}, {call.option('axis', -1)})"
 
 
-def _reduction(name: str, call: Call) -> str:
-    """Translate a reduction; over all axes the result has one axis in MXNet."""
+def reduction(name: str, call: Call, *, in_numpy: bool = False) -> str:
+    """Translate a reduction; over all axes the result has one axis, or none in MXNet's NumPy."""
     axis, keeps = call.option("axis"), call.option("keepdims", False)
     if call.option("exclude", False):
         known = call.rank is not None and axis is not None
@@ -85,7 +107,7 @@ def _reduction(name: str, call: Call) -> str:
         axis = tuple(one for one in range(call.rank or 0) if one not in kept)
     if axis in (None, ()):
         require(not keeps, "it keeps all axes; name them")
-        return f"{call.operands[0]}.{name}().reshape(1)"
+        return f"{call.operands[0]}.{name}(){'' if in_numpy else '.reshape(1)'}"
     require(name != "prod" or isinstance(axis, int), "a product over several axes")
     return f"{call.operands[0]}.{name}({axis}{', keepdim=True' if keeps else ''})"
 
@@ -110,6 +132,14 @@ def _arg_extreme(name: str, call: Call) -> str:
     axis, keep = call.option("axis"), ", keepdim=True" if call.option("keepdims", False) else ""
     require(axis is not None, "it names no axis")
     return f"{call.operands[0]}.{name}({axis}{keep}).float()"
+
+
+def _sorted(text: str, call: Call) -> str:
+    """Translate a sort, to the numbers in order or to their places."""
+    axis, downwards = call.option("axis", -1), not call.option("is_ascend", True)
+    require(call.node.attrs.get("axis") != "None", "it sorts over all axes")
+    order = f"dim={axis}{', descending=True' if downwards else ''}, stable=True"
+    return f"{call.operands[0]}.{text.format(order)}"
 
 
 def _topk(call: Call) -> str:
@@ -146,6 +176,16 @@ def _box_decode(call: Call) -> str:
     corners = call.option("format", "center") == "corner"
     words = [str(scales), number(largest if largest > 0 else math.inf), str(corners)]
     return f"box_decode({', '.join([*call.operands, *words])})"
+
+
+def _roi_align(call: Call) -> str:
+    """Translate means over parts of boxes, a function of its own in the program."""
+    samples = call.option("sample_ratio", -1)
+    require(samples > 0, f"sample_ratio={samples}, as many samples as a box needs")
+    require(not call.option("position_sensitive", False), "position_sensitive")
+    scale, aligned = float(call.option("spatial_scale")), bool(call.option("aligned", False))
+    words = map(repr, (tuple(call.option("pooled_size")), scale, samples, aligned))
+    return f"roi_align({', '.join([*call.operands, *words])})"
 
 
 def _operator(sign: str, call: Call) -> str:
@@ -215,10 +255,10 @@ def _split(call: Call) -> str:
 
 
 def _indices(call: Call, place: int, size: str) -> str:
-    mode = call.option("mode", "clip")
-    require(mode in ("clip", "wrap"), f"mode={mode!r}")
-    text = f"{call.operands[place]}.long()"
-    return f"{text}.clamp(0, {size} - 1)" if mode == "clip" else f"{text} % {size}"
+    mode, text = call.option("mode", "clip"), f"{call.operands[place]}.long()"
+    ends = {"clip": f".clamp(0, {size} - 1)", "wrap": f" % {size}", "raise": ""}
+    require(mode in ends, f"mode={mode!r}")
+    return text + ends[mode]
 
 
 def _take(call: Call) -> str:
@@ -246,9 +286,11 @@ def _one_hot(call: Call) -> str:
 
 
 def _where(call: Call) -> str:
-    alike = None not in call.shapes and len(set(call.shapes)) == 1
-    require(alike, "a condition of another shape")
-    return f"torch.where({call.operands[0]} != 0, {call.operands[1]}, {call.operands[2]})"
+    condition, axes = call.operands[0], [None if one is None else len(one) for one in call.shapes]
+    require(None not in axes, "operands of unknown shapes")
+    if axes[0] != axes[1]:  # one for each row
+        condition += f"[:, {', '.join(['None'] * ((axes[1] or 0) - 1))}]"
+    return f"torch.where({condition} != 0, {call.operands[1]}, {call.operands[2]})"
 
 
 def _expand(call: Call) -> str:
@@ -272,9 +314,8 @@ def _expand_as(call: Call) -> str:
 
 
 def _repeat(call: Call) -> str:
-    axis = call.option("axis")
-    require(axis is not None, "it names no axis")
-    return f"{call.operands[0]}.repeat_interleave({call.option('repeats')}, {axis})"
+    axis = "" if call.option("axis") is None else f", {call.option('axis')}"
+    return f"{call.operands[0]}.repeat_interleave({call.option('repeats')}{axis})"
 
 
 def _arange_like(call: Call) -> str:
@@ -328,14 +369,14 @@ def _batch_dot(call: Call) -> str:
     return f"torch.bmm({', '.join(operands)})"
 
 
-_COMPARISONS = {"equal": "==", "not_equal": "!=", "greater": ">", "greater_equal": ">=",
+COMPARISONS = {"equal": "==", "not_equal": "!=", "greater": ">", "greater_equal": ">=",
                 "lesser": "<", "lesser_equal": "<="}  # fmt: skip
 _SIGNS = {"add": "+", "plus": "+", "sub": "-", "minus": "-", "mul": "*", "div": "/", "power": "**"}
 
 ARRAYS: Mapping[str, Translation] = {
     "clip": _clip,
-    "Concat": partial(_concat, "dim", 1),
-    "concat": partial(_concat, "dim", 1),
+    "Concat": partial(joined, "cat", "dim", 1),
+    "concat": partial(joined, "cat", "dim", 1),
     "Flatten": partial(_function, "torch.flatten({}, 1)"),
     "Reshape": _reshape,
     "reshape": _reshape,
@@ -350,7 +391,7 @@ ARRAYS: Mapping[str, Translation] = {
     "SwapAxis": lambda call: (
         f"{call.operands[0]}.transpose({call.option('dim1', 0)}, {call.option('dim2', 0)})"
     ),
-    "stack": _stack,
+    "stack": partial(joined, "stack", "axis", 0),
     "take": _take,
     "pick": _pick,
     "gather_nd": partial(_function, "{}[tuple({}.long())]"),
@@ -370,7 +411,10 @@ ARRAYS: Mapping[str, Translation] = {
     "L2Normalization": _l2_normalization,
     "argmax": partial(_arg_extreme, "argmax"),
     "argmin": partial(_arg_extreme, "argmin"),
+    "argsort": partial(_sorted, "argsort({}).float()"),
+    "sort": partial(_sorted, "sort({}).values"),
     "topk": _topk,
+    "_contrib_ROIAlign": _roi_align,
     "_contrib_box_nms": _box_nms,
     "_contrib_box_decode": _box_decode,
     "shape_array": partial(_function, "torch.tensor({0}.shape, device={0}.device)"),
@@ -385,9 +429,9 @@ ARRAYS: Mapping[str, Translation] = {
     "_contrib_div_sqrt_dim": partial(_function, "{0} / {0}.shape[-1] ** 0.5"),
     "batch_dot": _batch_dot,
     "dot": _dot,
-    **{name: partial(_reduction, theirs) for name, theirs in
+    **{name: partial(reduction, theirs) for name, theirs in
        (("mean", "mean"), ("sum", "sum"), ("max", "amax"), ("min", "amin"), ("prod", "prod"))},
-    **{name: partial(_comparison, sign) for kind, sign in _COMPARISONS.items()
+    **{name: partial(_comparison, sign) for kind, sign in COMPARISONS.items()
        for name in (f"_{kind}", f"_{kind}_scalar", f"broadcast_{kind}")},
     **{f"{kind}_{name}": partial(_operator, sign) for name, sign in _SIGNS.items()
        for kind in ("elemwise", "broadcast", "")},

@@ -20,6 +20,7 @@ from mpgluon_tools.leaving.refusal import UnsupportedError
 from mpgluon_tools.leaving.torch_arrays import ARRAYS
 from mpgluon_tools.leaving.torch_call import Call, Layer
 from mpgluon_tools.leaving.torch_layers import LAYERS
+from mpgluon_tools.leaving.torch_numpy import NUMPY
 
 import numpy as np
 
@@ -28,10 +29,11 @@ __all__ = ["TorchProgram", "UnsupportedError", "common_prefix", "safetensors", "
 
 Entry = tuple[int, int]
 
-_TRANSLATIONS = {**ARRAYS, **LAYERS}
+_TRANSLATIONS = {**ARRAYS, **NUMPY, **LAYERS}
 
 _NAMES = ("x", "y", "z", "u", "v", "w")
-_FILLED = {"_zeros": "zeros", "_ones": "ones", "_arange": "arange"}
+_FILLED = {"_zeros": "zeros", "_ones": "ones", "_arange": "arange",
+           "_npi_zeros": "zeros", "_npi_ones": "ones", "_npi_arange": "arange"}  # fmt: skip
 _LONGEST = 48  # of an expression that becomes an operand of another
 _SAME_RANK = frozenset({"Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pad", "clip", "relu",
                         "elemwise_add", "broadcast_add", "broadcast_mul", "Concat"})  # fmt: skip
@@ -74,15 +76,17 @@ def box_nms(x, threshold, valid, top, corner, score, category, background, acros
         if centers:
             low, high = low - high / 2, low + high / 2
         area = (high - low).clamp(0).prod(1)
-        inside = torch.minimum(high, high[:, None]) - torch.maximum(low, low[:, None])
-        inside = inside.clamp(0).prod(2)
-        rivals = inside > threshold * (area + area[:, None] - inside)
-        if category >= 0 and not across:
-            rivals &= boxes[:, category] == boxes[:, category, None]
         kept = torch.ones(len(boxes), dtype=torch.bool, device=x.device)
-        for place, others in enumerate(rivals):
+        for place in range(len(boxes)):
             if kept[place]:
-                kept[place + 1 :] &= ~others[place + 1 :]
+                after = slice(place + 1, None)
+                first = torch.maximum(low[place], low[after])
+                last = torch.minimum(high[place], high[after])
+                inside = (last - first).clamp(0).prod(1)
+                rivals = inside > threshold * (area[place] + area[after] - inside)
+                if category >= 0 and not across:
+                    rivals &= boxes[after, category] == boxes[place, category]
+                kept[after] &= ~rivals
         results.append(F.pad(boxes[kept], (0, 0, 0, x.shape[-2] - int(kept.sum())), value=-1.0))
     return torch.stack(results).reshape(x.shape)
 
@@ -95,6 +99,26 @@ def box_decode(x, anchors, scales, largest, corners):
     x = x * torch.tensor(scales, device=x.device)
     middle, half = x[..., :2] * sides + middle, x[..., 2:].clamp(max=largest).exp() * sides / 2
     return torch.cat([middle - half, middle + half], -1)
+
+''', "roi_align": '''
+def roi_align(x, boxes, size, scale, samples, aligned):
+    """Return the means of bilinear samples in the parts of boxes, (box, channel, *size)."""
+
+    def weights(first, side, parts, length):
+        places = (torch.arange(parts * samples, device=x.device) + 0.5) / (parts * samples)
+        places = first[:, None] + side[:, None] * places
+        inside = (places >= -1) & (places <= length)
+        distances = places.clamp(0, length - 1)[..., None] - torch.arange(length, device=x.device)
+        shares = (1 - distances.abs()).clamp(0) * inside[..., None]
+        return shares.unflatten(1, (parts, samples)).mean(2)
+
+    first, last = ((boxes[:, one : one + 2] * scale - aligned * 0.5).unbind(1) for one in (1, 3))
+    sides = [high - low if aligned else (high - low).clamp(1) for low, high in zip(first, last)]
+    columns, rows = map(weights, first, sides, size[::-1], (x.shape[3], x.shape[2]))
+    images, results = x.permute(0, 2, 3, 1).flatten(2), []  # (image, row, columns and channels)
+    for number, row, column in zip(boxes[:, 0].long(), rows, columns):
+        results.append(column @ (row @ images[number]).unflatten(1, (x.shape[3], x.shape[1])))
+    return torch.stack(results).permute(0, 3, 1, 2)
 
 '''}  # fmt: skip
 
@@ -261,7 +285,7 @@ class _Writer:
     def _fill(self, number: int, node: Node) -> Iterator[str]:
         """Write an array of zeros, ones or steps first, where the input still has its name."""
         x, entry = self.arguments[0], (number, 0)
-        if node.op == "_arange":
+        if _FILLED[node.op] == "arange":
             ends = [node.value("start", 0), node.value("stop")]
             ends = ends if ends[1] is not None else [0, ends[0]]
             texts = [str(float(one)) for one in (*ends, node.value("step", 1))]

@@ -32,10 +32,12 @@ class Nodes:
     ``sources`` has the name and axis of an input for each open size, as its sizes in two examples.
     """
 
-    def __init__(self, sources: dict[tuple[int, int], tuple[str, int]]) -> None:
+    def __init__(
+        self, sources: dict[tuple[int, int], tuple[str, int]], *, batch_is_fixed: bool
+    ) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
-        self.sources = sources
+        self.sources, self.batch_is_fixed = sources, batch_is_fixed
 
     def add(self, operator: str, inputs: Sequence[str], name: str, **attributes: Any) -> str:
         """Add a node with one output, and return its name."""

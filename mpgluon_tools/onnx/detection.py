@@ -38,7 +38,6 @@ def _resized(call: OperatorCall, sizes: str, places: str, **attributes: str) -> 
 
 def _box_decode(call: OperatorCall) -> str:
     """Translate a box_decode: offsets from anchors become corners."""
-    require(float(call.option("clip", -1)) <= 0, "clip")
     shift, growth, middle, size = (
         call.step("Gather", one, pair, axis=-1) for one in call.inputs for pair in ([0, 1], [2, 3])
     )
@@ -48,6 +47,8 @@ def _box_decode(call: OperatorCall) -> str:
         middle = call.step("Add", middle, call.step("Mul", size, 0.5))
     shift, growth = (call.step("Mul", one, scale) for one, scale in zip((shift, growth), scales))
     middle = call.step("Add", call.step("Mul", shift, size), middle)
+    if float(call.option("clip", -1)) > 0:
+        growth = call.step("Min", growth, float(call.option("clip")))
     reach = call.step("Mul", call.step("Mul", call.step("Exp", growth), size), 0.5)
     ends = (call.step(operator, middle, reach) for operator in ("Sub", "Add"))
     return call.node("Concat", *ends, axis=-1)
@@ -102,8 +103,23 @@ def _box_nms(call: OperatorCall) -> str:
     return call.node("Pad", result, [0, 0, 0, 0, rows - count, 0], -1.0)
 
 
+def _roi_align(call: OperatorCall) -> str:
+    """Translate a ROIAlign: means of bilinear samples in parts of boxes."""
+    require(not call.option("position_sensitive", False), "position_sensitive")
+    boxes = call.step("Gather", call.inputs[1], [1, 2, 3, 4], axis=1)
+    numbers = call.step("Gather", call.inputs[1], np.array(0), axis=1)
+    aligned = "half_pixel" if call.option("aligned", False) else "output_half_pixel"
+    rows, columns = call.options["pooled_size"]
+    return call.node(
+        "RoiAlign", call.inputs[0], boxes, call.cut(numbers), mode="avg", output_height=rows,
+        output_width=columns, sampling_ratio=max(call.option("sample_ratio", -1), 0),
+        spatial_scale=float(call.options["spatial_scale"]), coordinate_transformation_mode=aligned,
+    )  # fmt: skip
+
+
 DETECTION: dict[str, Translation] = {
     "UpSampling": _up_sampling, "_contrib_BilinearResize2D": _bilinear,
     "_contrib_box_decode": _box_decode, "_contrib_box_nms": _box_nms,
+    "_contrib_ROIAlign": _roi_align,
 }  # fmt: skip
 """Operators of images and boxes."""

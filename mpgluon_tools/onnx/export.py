@@ -55,6 +55,7 @@ def export_onnx(
     dtype : {"float32", "float16"}
     input_shapes : sequence of tuple of int, optional
         Shape of each input, the batch included, of a network that takes other input than images.
+        The file of a network that works on one size of the batch alone has this size.
 
     Returns
     -------
@@ -91,7 +92,7 @@ def export_onnx(
     names = ["data"] if one else [f"data{place}" for place in range(len(shapes))]
     recording = fold(record(net, names), fmt)
     recording.check_range(fmt)
-    model: Any = onnx_model(recording, shapes, dtype)
+    model: Any = onnx_model(recording, shapes, dtype, may_fix_batch=metadata is None)
     strings = {"dtype": f'"{dtype}"'}
     if metadata is not None:
         _check_classes(model, metadata)

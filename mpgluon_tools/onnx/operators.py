@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from math import prod, sqrt
+from math import log, prod, sqrt
 from types import MappingProxyType
 from typing import Any
 
@@ -224,7 +224,8 @@ def _question(operator: str, call: OperatorCall) -> str:
 
 def _where(call: OperatorCall) -> str:
     condition, *choices = call.inputs
-    require(call.shapes[0] == call.output_shape, "its condition has fewer axes than the choices")
+    if call.shapes[0] != call.output_shape:  # one for each row
+        condition = call.step("Unsqueeze", condition, list(range(1, len(call.output_shape))))
     return call.node("Where", call.truth(condition), *choices)
 
 
@@ -290,6 +291,7 @@ TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType({
     "prod": partial(_reduction, "ReduceProd"),
     "norm": _norm,
     "square": lambda call: call.node("Mul", *call.inputs * 2),
+    "log2": lambda call: call.node("Mul", call.step("Log", *call.inputs), 1 / log(2)),
     "rsqrt": lambda call: call.node("Reciprocal", call.step("Sqrt", *call.inputs)),
     "dot": partial(_product, matrices=False), "batch_dot": partial(_product, matrices=True),
     **dict.fromkeys(("elemwise_div", "broadcast_div"), partial(_quotient, "Div")),

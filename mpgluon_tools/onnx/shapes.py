@@ -22,7 +22,9 @@ def _reshape(call: OperatorCall) -> str:
     require(order == "C", f"order={order!r}")
     sizes = call.shapes[0][0], call.larger_shapes[0][0]
     fixed = first > 0 and (not call.model.sources or sizes in call.model.sources)
-    require(not fixed, f"shape={shape} fixes the size of the batch; begin with 0 or -1, in npx -2")
+    advice = "begin with 0 or -1, in npx -2"
+    is_right = call.model.batch_is_fixed or not fixed
+    require(is_right, f"shape={shape} fixes the size of the batch; {advice}")
     return call.node("Reshape", call.inputs[0], call.open_shape())
 
 
@@ -86,10 +88,11 @@ def _tile(call: OperatorCall) -> str:
 
 def _repeat(call: OperatorCall) -> str:
     """Translate a repetition of each element: along a new axis, which then joins the one before."""
-    require(call.option("axis") is not None, "it names no axis")
-    axis, count = call.axis(), call.options["repeats"]
+    data, axis, count = call.inputs[0], call.axis(), call.options["repeats"]
     after = [call.size(place) for place in range(axis + 1, call.rank)]
-    apart = call.step("Unsqueeze", call.inputs[0], [axis + 1])
+    if call.option("axis") is None:  # of all elements in one row
+        data, axis, after = call.step("Reshape", data, [-1]), 0, []
+    apart = call.step("Unsqueeze", data, [axis + 1])
     tiled = call.step("Tile", apart, [1] * (axis + 1) + [count] + [1] * len(after))
     return call.node("Reshape", tiled, [*[0] * axis, -1, *after])
 
@@ -151,6 +154,21 @@ def _topk(call: OperatorCall) -> Sequence[str]:
     return values if kind == "value" else [values, call.as_numbers(places)][kind == "indices" :]
 
 
+def _reverse(call: OperatorCall) -> str:
+    axes = call.axes("axis", ())
+    backwards = [-1] * len(axes)
+    return call.node("Slice", call.inputs[0], backwards, [-_END] * len(axes), axes, backwards)
+
+
+def _sorted(places: bool, call: OperatorCall) -> str:
+    """Translate a sort, to all numbers in order or to their places."""
+    require(call.options.get("axis", -1) not in (None, "None"), "it sorts over all axes")
+    axis, largest = call.axis(default=-1), int(not call.option("is_ascend", True))
+    options = {"axis": axis, "largest": largest}
+    results = call.several("TopK", 2, call.inputs[0], [call.size(axis)], **options)
+    return call.as_numbers(results[1]) if places else results[0]
+
+
 def _first(operator: str, call: OperatorCall) -> str:
     """Translate an argmax or argmin, whose result is a number."""
     require(call.option("axis") is not None, "it names no axis")
@@ -183,7 +201,9 @@ SHAPES: dict[str, Translation] = {
     "squeeze": lambda call: call.node("Squeeze", call.inputs[0], call.axes(
         "axis", [axis for axis, size in enumerate(call.shapes[0]) if size == 1])),
     "Embedding": partial(_take, 1), "take": partial(_take, 0), "pick": _pick,
-    "gather_nd": _gather_nd, "one_hot": _one_hot, "topk": _topk,
+    "gather_nd": _gather_nd, "one_hot": _one_hot, "topk": _topk, "sort": partial(_sorted, False),
+    "argsort": partial(_sorted, True),
+    "reverse": _reverse,
     "_contrib_arange_like": _arange_like,
     "argmax": partial(_first, "ArgMax"), "argmin": partial(_first, "ArgMin"),
     "shape_array": lambda call: call.as_numbers(call.step("Shape", call.inputs[0])),

@@ -7,7 +7,8 @@ Input and output are FP32 in both models.
 
 from __future__ import annotations
 
-from contextlib import redirect_stderr, redirect_stdout, suppress
+import logging
+from contextlib import redirect_stderr, suppress
 
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FLOAT16
@@ -27,13 +28,22 @@ __all__ = ["OPSET", "onnx_model"]
 OPSET, _IR_VERSION = 17, 8
 """Of 2022: every maintained runtime reads them."""
 
+_LENGTH, _BATCH, _NOTHING = "batch and length", "batch", ""  # the open sizes of a file
+_logger = logging.getLogger(__name__)
+
 
 def onnx_model(
-    recording: Recording, input_shapes: list[tuple[int, ...]], dtype: str
+    recording: Recording,
+    input_shapes: list[tuple[int, ...]],
+    dtype: str,
+    *,
+    may_fix_batch: bool = False,
 ) -> onnx.ModelProto:
     """Return a recording as a checked ONNX model with a batch of any size.
 
-    The shapes of inputs include the batch; ``dtype`` is ``"float32"`` or ``"float16"``.
+    The shapes of inputs include the batch; ``dtype`` is ``"float32"`` or ``"float16"``. With
+    ``may_fix_batch``, a network that takes one size of the batch alone is written with the given
+    shapes, and a warning is logged.
 
     Raises
     ------
@@ -50,13 +60,18 @@ def onnx_model(
         raise _refusal(unknown, f". The operators that it knows: {', '.join(sorted(TRANSLATIONS))}")
     # In a network of sequences their length is open, too, unless an operator needs it.
     sequences = any(node.operator in ("RNN", "Embedding") for node in nodes)
-    for length in (True, False) if sequences else (False,):
-        writer = _Writer(recording, dtype, input_shapes, length=length)
+    attempts = [_LENGTH] * sequences + [_BATCH] + [_NOTHING] * may_fix_batch
+    problems: list[str] = []
+    for is_open in attempts:
+        writer = _Writer(recording, dtype, input_shapes, is_open)
         for node in nodes:
             writer.translate(node)
         if not writer.problems:
+            if is_open == _NOTHING:
+                _logger.warning("the file takes the given shapes alone: %s", "; ".join(problems))
             return writer.model()
-    raise _refusal(writer.problems)
+        problems = writer.problems
+    raise _refusal(problems)
 
 
 def _refusal(problems: list[str], known: str = "") -> PrecisionError:
@@ -67,25 +82,27 @@ def _refusal(problems: list[str], known: str = "") -> PrecisionError:
 
 
 def _larger_example(
-    recording: Recording, shapes: list[tuple[int, ...]], *, length: bool
+    recording: Recording, shapes: list[tuple[int, ...]], is_open: str
 ) -> list[tuple[int, ...]]:
     """Return shapes of inputs on which the network also works: sizes that are larger are open.
 
     These are the batch, the first axis of inputs and the second of begin states, and the
-    ``length`` of sequences. In a network that has time first, they change places.
+    length of sequences. In a network that has time first, they change places.
     """
+    if is_open == _NOTHING:
+        return shapes
     layers = [node for node in recording.graph.nodes if node.operator == "RNN"]
     states = {entry.node.name for node in layers for entry in node.inputs[2:]}
     batch = [(place, int(name in states)) for place, name in enumerate(recording.inputs)]
     second = [(place, 1) for place, shape in enumerate(shapes) if len(shape) > 1]
     larger, factor = [list(shape) for shape in shapes], 2
-    for group in [batch, second, *([one] for one in batch)] if length else [batch]:
+    for group in [batch, second, *([one] for one in batch)] if is_open == _LENGTH else [batch]:
         trial = [list(shape) for shape in larger]
         for place, axis in group:
             if trial[place][axis] == shapes[place][axis]:
                 trial[place][axis] = factor * shapes[place][axis] + 1
-        # A network that does not work on such a size says so with a print.
-        with suppress(ValueError), redirect_stdout(None), redirect_stderr(None):
+        # A network that does not work on such a size says so.
+        with suppress(ValueError), redirect_stderr(None):
             recording.infer([tuple(shape) for shape in trial])
             larger, factor = trial, factor + 1
     return [tuple(shape) for shape in larger]
@@ -95,11 +112,11 @@ class _Writer:
     """Translates operations one by one, each into the format that it computes in."""
 
     def __init__(
-        self, recording: Recording, dtype: str, shapes: list[tuple[int, ...]], *, length: bool
+        self, recording: Recording, dtype: str, shapes: list[tuple[int, ...]], is_open: str
     ) -> None:
         self.problems: list[str] = []
         self._recording, self._dtype = recording, dtype
-        larger = _larger_example(recording, shapes, length=length)
+        larger = _larger_example(recording, shapes, is_open)
         recording.infer(larger)
         self._larger = {
             (node, place): output.shape
@@ -113,7 +130,7 @@ class _Writer:
             for axis, pair in enumerate(zip(sizes, others))
             if pair[0] != pair[1]
         }
-        self._model = Nodes(sources)
+        self._model = Nodes(sources, batch_is_fixed=is_open == _NOTHING)
         self._batch_is_first = all(axis == 0 for _, axis in sources.values())
         count = len(recording.graph.heads)
         self._results = ["logits"] if count == 1 else [f"logits{place}" for place in range(count)]

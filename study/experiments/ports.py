@@ -37,6 +37,8 @@ _FAMILIES: Mapping[str, tuple[tuple[int, ...], str]] = {
         (3, 128, 128), "ssd_300_mobilenet0.25_voc ssd_512_resnet18_v1_voc yolo3_mobilenet0.25_voc "
         "yolo3_darknet53_voc center_net_resnet18_v1b_voc center_net_mobilenetv3_small_duc_voc "
         "center_net_dla34_voc"),
+    "Mask R-CNN": (
+        (3, 128, 128), "custom_mask_rcnn_fpn"),
     "Segmentation: FCN, PSP, DeepLab": (
         (3, 128, 128), "fcn_resnet50_voc psp_resnet50_ade deeplab_resnet50_ade"),
     "Pose": ((3, 128, 128), "mobile_pose_resnet18_v1b simple_pose_resnet18_v1b"),

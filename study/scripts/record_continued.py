@@ -33,7 +33,7 @@ from PIL import Image
 from study.experiments.figures import WIDTH
 from study.experiments.ports import draw_continued
 
-SIZE, BATCH, BEFORE, AFTER = 64, 16, 60, 40
+SIZE, BATCH, BEFORE, AFTER = 64, 16, 80, 30
 _GO_ON = """
 import json
 import sys
@@ -79,9 +79,8 @@ def main() -> int:
     mpgluon.cast_block(net)
     net.hybridize(static_alloc=True, static_shape=True)
     trainer = gluon.Trainer(
-        net.collect_params(), "sgd",
-        {"learning_rate": 0.002, "momentum": 0.9, "wd": 1e-4, "multi_precision": True},
-    )  # fmt: skip
+        net.collect_params(), "adam", {"learning_rate": 1e-4, "multi_precision": True}
+    )
     amp.init_trainer(trainer)
     before = [_step(net, trainer, images[batch], labels[batch]) for batch in order[:BEFORE]]
     with tempfile.TemporaryDirectory() as name:

@@ -97,7 +97,9 @@ def main() -> int:
         mx.random.seed(0)
         np.random.seed(0)
         with tempfile.TemporaryDirectory() as folder:
-            done[name] = _measured(_network(name, shape), shape, Path(folder), options.torch_python)
+            batch = 1 if "rcnn" in name else 2  # gluoncv's take one image
+            net = _network(name, shape)
+            done[name] = _measured(net, (batch, *shape), Path(folder), options.torch_python)
         print(name, done[name], flush=True)
         options.output.write_text(json.dumps(done, indent=1) + "\n")
     return 0
@@ -105,12 +107,13 @@ def main() -> int:
 
 def _network(name: str, shape: tuple[int, ...]) -> gluon.HybridBlock:
     """Build a network; statistics and scales of its BatchNorms differ from the first ones."""
-    try:
-        net = build_network(name, classes=10, image_size=shape[-1], devices=[mx.cpu()])
-    except ValueError:  # is not a classifier of images
-        net = _of_gluoncv(name, shape[-1])
-        net.initialize(_OfMatrices(), force_reinit=True)
-        net(mx.nd.zeros((1, *shape)))
+    if name.startswith("custom"):
+        net = _of_gluoncv(name, shape)
+    else:
+        try:
+            net = build_network(name, classes=10, image_size=shape[-1], devices=[mx.cpu()])
+        except ValueError:  # is not a classifier of images
+            net = _of_gluoncv(name, shape)
     for parameter, one in net.collect_params().items():
         if parameter.endswith(("running_var", "gamma")):
             one.set_data(mx.nd.random.uniform(0.5, 1.5, shape=one.shape))
@@ -119,29 +122,36 @@ def _network(name: str, shape: tuple[int, ...]) -> gluon.HybridBlock:
     return net
 
 
-def _of_gluoncv(name: str, size: int) -> gluon.HybridBlock:
+def _of_gluoncv(name: str, shape: tuple[int, ...]) -> gluon.HybridBlock:
     from gluoncv.model_zoo import get_model
 
-    crop = {"crop_size": size} if name.startswith(("fcn", "psp", "deeplab")) else {}
+    more: dict[str, Any] = {}
+    if name.startswith(("fcn", "psp", "deeplab")):
+        more["crop_size"] = shape[-1]
+    elif name.startswith("custom"):
+        more |= {"classes": ["a", "b", "c"], "rpn_test_post_nms": 50}
     try:
-        return get_model(name, pretrained=False, pretrained_base=False, **crop)
+        net = get_model(name, pretrained=False, pretrained_base=False, **more)
     except TypeError:
-        return get_model(name, pretrained=False)
+        net = get_model(name, pretrained=False)
+    net.initialize(_OfMatrices(), force_reinit=True)
+    net(mx.nd.zeros((1, *shape)))
+    return net
 
 
 def _measured(
     net: gluon.HybridBlock, shape: tuple[int, ...], folder: Path, python: Path
 ) -> Mapping[str, Any]:
-    """Return the errors of a network's ports."""
+    """Return the errors of a network's ports on random input of a shape."""
     import onnxruntime  # type: ignore[import-untyped]
 
-    export_torch(net, folder, [(2, *shape)])
+    export_torch(net, folder, [shape])
     with np.load(folder / "check.npz") as file:
         recorded = dict(file)
     record_layers(net, folder / "layers.npz", mx.nd.array(recorded["input0"]))
     found: dict[str, Any] = {}
     try:
-        path = export_onnx(net, folder / "network.onnx", input_shapes=[(2, *shape)])
+        path = export_onnx(net, folder / "network.onnx", input_shapes=[shape])
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         results = session.run(None, {session.get_inputs()[0].name: recorded["input0"]})
         expected = [recorded[name] for name in recorded if name.startswith("result")]
@@ -156,7 +166,7 @@ def _measured(
         env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"},
     )  # fmt: skip
     if done.returncode:
-        raise RuntimeError(done.stderr)
+        raise RuntimeError(f"status {done.returncode}: {done.stderr}")
     return {**json.loads(done.stdout.strip().splitlines()[-1]), **found}
 
 

@@ -128,7 +128,11 @@ def test_a_program_for_pytorch_is_a_folder_with_its_check(printed, refused, fold
     names = {path.name for path in (folder / "network").iterdir()}
     assert names == {"model.py", "model.safetensors", "check.py", "check.npz"}
     wrong = ("export", "mine:small", "--to=torch", "--dtype=float16", "--crop=0.5")
-    assert "and no preprocessing; leave out --crop, --dtype" in refused(*wrong)
+    assert "no preprocessing and no names; leave out --crop, --dtype" in refused(*wrong)
+    (folder / "names.txt").write_text("a\nb\nc\n")
+    assert "leave out --class-names" in refused(*wrong[:3], "--class-names=names.txt")
+    both = (*wrong[:3], "--image-size=8", "--input-shape=1,3,8,8")
+    assert "--input-shape is not of images; leave out --image-size" in refused(*both)
 
 
 def test_without_onnxruntime_the_file_is_written_and_not_compared(printed, folder, monkeypatch):

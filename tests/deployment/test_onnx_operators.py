@@ -6,12 +6,14 @@ from mpgluon import PrecisionError
 from mpgluon.graph.nodes import VARIABLE
 from mpgluon_tools.deployment.folding import fold_constants
 from mpgluon_tools.deployment.recording import record
+from mpgluon_tools.onnx import export_onnx
 from mpgluon_tools.onnx.operators import TRANSLATIONS
 from mpgluon_tools.onnx.writer import onnx_model
 
 import mxnet as mx
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from deployment_helpers import Lambda, served, some_images, with_random_values
 from helpers import in_sequence, initialized
@@ -75,6 +77,13 @@ def some_boxes(F, x):
     classes = F.clip(F.floor(x.slice_axis(axis=2, begin=0, end=1)), -1, 1)
     scores = F.sigmoid(x.slice_axis(axis=2, begin=1, end=2))
     return F.concat(classes, scores, corner, F.abs(size) + corner + 1, dim=2)
+
+
+def boxes_at(F, w):
+    """Return boxes of images, (box, 5), from random numbers, (box, 4); some reach beyond them."""
+    first, size = F.slice_axis(w, axis=1, begin=0, end=2), F.slice_axis(w, axis=1, begin=2, end=4)
+    number = F.expand_dims(F.arange(5) >= 2, 1)
+    return F.concat(number, first * 4 + 3, first * 4 + 3 + F.abs(size) * 9, dim=1)
 
 
 NUMPY_CASES = {
@@ -161,6 +170,12 @@ FUNCTIONS = {
     "tile": lambda F, x: F.tile(x, reps=(2, 3)) + F.tile(F.tile(x, reps=(1, 1, 1, 2, 3)).squeeze(
         axis=0).slice_axis(axis=3, begin=0, end=9).slice_axis(axis=2, begin=0, end=9), reps=(2, 3)),
     "repeat": lambda F, x: F.repeat(x, 2, axis=1) + F.repeat(x, 2, axis=-3),
+    "repeat of all": lambda F, x: F.repeat(x, 3),
+    "turned around": lambda F, x: F.reverse(x, axis=(1, 3)) + F.reverse(x, axis=2),
+    "orders": lambda F, x: F.argsort(x, axis=1) + F.argsort(x, axis=-1, is_ascend=False) * 10
+        + F.sort(x, axis=1) - F.sort(x, axis=2, is_ascend=False),
+    "binary logarithm": lambda F, x: F.log2(x * x + 1),
+    "a condition for rows": lambda F, x: F.where(F.mean(x, axis=(1, 2, 3)) > 0, x, -x * 2),
     "expanded and squeezed": lambda F, x: x.expand_dims(1).squeeze(axis=(1,)).expand_dims(-1)
         .squeeze(axis=-1) + F.broadcast_add(x, F.zeros((1, 1, 9, 1)).squeeze()),
     "split": lambda F, x: F.split(x, 3, axis=1)[1].sum(axis=(1, 2)) + F.split(
@@ -274,10 +289,15 @@ LAYERS = {
     "boxes without classes": (lambda: Lambda(lambda F, x: F.contrib.box_nms(
         some_boxes(F, x), in_format="center", out_format="center", overlap_thresh=0.3)),
         (2, 30, 6)),
-    **{f"decoded boxes by {form}": (lambda form=form: Weighted((1, 5, 4), lambda F, x, anchors:
+    **{f"decoded boxes by {form}": (lambda more=more: Weighted((1, 5, 4), lambda F, x, anchors:
         F.contrib.box_decode(*F.amp_multicast(x.slice_axis(axis=2, begin=0, end=4), anchors,
-                             num_outputs=2), std0=0.1, std1=0.2, std2=0.3, std3=0.4, format=form)),
-        VECTORS) for form in ("center", "corner")},
+                             num_outputs=2), std0=0.1, std1=0.2, std2=0.3, std3=0.4, **more)),
+        VECTORS) for form, more in (("center", {"format": "center"}),
+                                    ("corner", {"format": "corner", "clip": 0.2}))},
+    **{f"parts of boxes, {name}": (lambda more=more: Weighted((5, 4), lambda F, x, w:
+        F.contrib.ROIAlign(x, boxes_at(F, w), pooled_size=(3, 2), spatial_scale=0.7, **more)),
+        IMAGE) for name, more in (("two samples", {"sample_ratio": 2}), ("as many as fit", {}),
+                                  ("aligned", {"sample_ratio": 3, "aligned": True}))},
     "cells": (lambda: Unrolled(lambda: rnn.LSTMCell(4, input_size=6)), VECTORS),
 }  # fmt: skip
 
@@ -507,7 +527,7 @@ REFUSED = {
     "a mask of the largest": (lambda F, x: F.topk(x, ret_typ="mask"),
         "ret_typ='mask', k=1"),
     "a flat argmax": (lambda F, x: F.argmax(x), "it names no axis"),
-    "a flat repetition": (lambda F, x: F.repeat(x, 2), "it names no axis"),
+    "a flat order": (lambda F, x: F.argsort(x, axis=None), "it sorts over all axes"),
     "a repetition of an open size": (lambda F, x: F.repeat(x.transpose(), 2, axis=2),
         "axis 3 is open"),
     "an index in an open axis": (lambda F, x: F.take(x, x, axis=0), "axis 0 is open"),
@@ -517,15 +537,14 @@ REFUSED = {
     "a part of a shape": (lambda F, x: F.broadcast_like(x.mean(1, keepdims=True), x, lhs_axes=(1,),
         rhs_axes=(1,)), "it names axes"),
     "repeated numbers": (lambda F, x: F.contrib.arange_like(x, axis=1, repeat=2), "are repeated"),
-    "a condition for rows": (lambda F, x: F.where(x.mean(axis=(1, 2, 3)), x, x), "has fewer axes"),
+    "parts of boxes by channel": (lambda F, x: F.contrib.ROIAlign(x, F.ones((1, 5)), (1, 1), 1,
+        position_sensitive=True), "position_sensitive"),
     "a remainder": (lambda F, x: F.broadcast_mod(x, x), "not integers"),
     "half an integer": (lambda F, x: F.cast(x, "int32") / 2, "division or power of integers"),
     "upsampling of two": (lambda F, x: F.UpSampling(
         x, x, scale=2, sample_type="nearest", num_args=2), "several operands"),
     "resizing to an open size": (lambda F, x: F.contrib.BilinearResize2D(
         x, x.transpose((1, 2, 0, 3)), mode="like"), "its size is open"),
-    "decoding with a limit": (lambda F, x: F.contrib.box_decode(*2 * [
-        x.reshape((0, -1, 9)).slice_axis(axis=2, begin=0, end=4)], clip=2), "clip"),
     "boxes of more axes": (lambda F, x: F.contrib.box_nms(x), "4 axes, not 3"),
     "boxes in two formats": (lambda F, x: F.contrib.box_nms(x.mean(axis=1), out_format="center"),
         "it changes the format"),
@@ -571,3 +590,16 @@ def test_an_operator_without_an_equal_in_onnx_is_refused_by_name(name):
     if name == "an unknown operator":
         _, operators = str(refused.value).split("The operators that it knows: ")
         assert operators.split(", ") == sorted(TRANSLATIONS)
+
+
+def test_a_network_of_one_size_of_the_batch_is_written_for_given_shapes_alone(tmp_path, caplog):
+    net = Lambda(lambda _, x: x.reshape((2, -1)))
+    path = export_onnx(net, tmp_path / "net.onnx", input_shapes=[IMAGE])
+    (shape,) = (one.type.tensor_type.shape for one in onnx.load_model(path).graph.input)
+    assert [size.dim_value for size in shape.dim] == list(IMAGE)
+    assert "takes the given shapes alone" in caplog.text
+    assert "(Reshape: shape=(2, -1) fixes the size of the batch" in caplog.text
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    images = some_images(*IMAGE)
+    (result,) = session.run(None, {"data": images.asnumpy()})
+    assert result.tobytes() == net(images).asnumpy().tobytes()

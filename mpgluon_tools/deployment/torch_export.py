@@ -42,7 +42,7 @@ with torch.no_grad():
 results = results if isinstance(results, tuple) else (results,)
 errors = []
 for number, result in enumerate(results):
-    result, expected = result.detach().numpy(), recorded[f"result{number}"]
+    result, expected = result.double().numpy(), recorded[f"result{number}"].astype(float)
     if result.shape != expected.shape:
         sys.exit(f"result {number} has the shape {result.shape}, and MXNet's {expected.shape}")
     errors.append(np.abs(result - expected).max() / (np.abs(expected).max() or 1))

@@ -133,7 +133,15 @@ def _average(call: Call) -> str:
     return reduction("mean", call, in_numpy=True)
 
 
-NUMPY: Mapping[str, Translation] = {
+def _in_fp32(translation: Translation, call: Call) -> str:
+    """Refuse options that many of these functions have, and then translate."""
+    for name in ("dtype", "initial"):
+        value = call.option(name)
+        require(value in (None, "float32"), f"{name}={value}")
+    return translation(call)
+
+
+_TRANSLATIONS: Mapping[str, Translation] = {
     **{f"_npi_{name}": partial(_function, name) for name in _SAME.split()},
     **{f"_npi_{name}{kind}": partial(_signed, sign) for name, sign in _SIGNS.items()
        for kind in ("", "_scalar")},
@@ -186,4 +194,7 @@ NUMPY: Mapping[str, Translation] = {
     "_npi_tensordot_int_axes": _tensordot,
     "_npi_pad": _pad,
 }  # fmt: skip
+NUMPY: Mapping[str, Translation] = {
+    name: partial(_in_fp32, one) for name, one in _TRANSLATIONS.items()
+}
 """The translations by the names of MXNet's operators."""

@@ -298,6 +298,23 @@ def test_options_without_an_equal_are_named(tmp_path, block, shape, why):
         export_torch(block(), tmp_path / "net", [shape])
 
 
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda F, x: F.np.sum(x, axis=1, dtype="float64"), "dtype=float64"),
+        (lambda F, x: F.np.reshape(x, (-1, 3), order="F"), "order='F'"),
+        (lambda F, x: F.np.dot(x, F.np.swapaxes(x, 1, 2)), "not known to be a vector or a matrix"),
+        (lambda F, x: F.np.linalg.norm(x, ord="nuc", axis=(1, 2)), "a norm of a matrix"),
+        (lambda F, x: F.np.pad(x, ((0, 0), (1, 1), (0, 0)), "edge"), "mode='edge'"),
+        (lambda F, x: F.np.prod(x, axis=(1, 2)), "a product over several axes"),
+        (lambda F, x: x + F.np.arange(4, dtype="int32"), "or integers"),
+    ],
+)
+def test_options_of_numpy_without_an_equal_are_named(tmp_path, function, why):
+    with interface(True), pytest.raises(PrecisionError, match=why):
+        export_torch(Functions([function]), tmp_path / "net", [(2, 6, 4)])
+
+
 def test_scales_of_groups_are_frozen_with_their_parameter(tmp_path):
     net = nn.GroupNorm(2)
     net.initialize()
@@ -481,6 +498,7 @@ NUMPY_FUNCTIONS = {
     "ends": lambda F, x: F.np.maximum(x, 0.1) + F.np.minimum(x, x * x) + F.np.clip(x, 0, 1),
     "where": lambda F, x: F.np.where(x > 0, x, x * 2) + F.np.where(x, 1.0, x) + F.np.where(
         x != x * x, x, 0.5) + F.np.where(x <= 0, 3.0, 4.0),
+    "truths": lambda _, x: x > 0,
     "questions": lambda F, x: (x > x * x) * x + F.np.sum(x >= 0, axis=1, keepdims=True) * x,
     "not": lambda F, x: F.np.logical_not(x > 0) * x + F.np.where(F.np.logical_not(x), 1.0, x),
     "reshaped": lambda F, x: F.np.reshape(x, (-1, 8)).reshape(-1, 4, 2),

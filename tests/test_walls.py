@@ -258,11 +258,11 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 
 LINES = {
     "mpgluon": 18_959,
-    "mpgluon_tools": 18_389,
+    "mpgluon_tools": 18_511,
     "recipes": 5_439,
     "study": 18_484,
     "scripts": 454,
-    "tests": 54_462,
+    "tests": 54_576,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

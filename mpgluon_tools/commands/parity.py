@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", choices=["float16", "bfloat16"], default="float16",
         help="the format of 16 bits (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument("--page", metavar="FILE", help="write a page with a picture too (HTML)")
 
 
 def run(
@@ -50,6 +51,16 @@ def run(
 
     found = compare_port(_port(Path(options.model)), options.recording, dtype=options.dtype)
     print(f"{found.verdict}\n\n{found.table().fitted(width())}")
+    if options.page:
+        from mpgluon_tools.leaving.parity_page import parity_page
+
+        title = f"{Path(options.model).name} and {Path(options.recording).name}"
+        try:
+            Path(options.page).write_text(parity_page(found, title), encoding="utf-8")
+        except OSError as error:
+            raise ValueError(
+                f"--page {options.page} cannot be written: {error.strerror}"
+            ) from error
     return int(found.first is not None)
 
 

@@ -362,11 +362,12 @@ def _dot(call: Call) -> str:
 
 
 def _batch_dot(call: Call) -> str:
-    operands = [
-        f"{operand}.transpose(1, 2)" if call.option(f"transpose_{side}", False) else operand
-        for operand, side in zip(call.operands, "ab")
-    ]
-    return f"torch.bmm({', '.join(operands)})"
+    transposed = [call.option(f"transpose_{side}", False) for side in "ab"]
+    left, right = (
+        f"{operand}.transpose(-2, -1)" if turned else operand
+        for operand, turned in zip(call.operands, transposed)
+    )
+    return f"torch.bmm({left}, {right})" if call.rank == 3 else f"{left} @ {right}"
 
 
 COMPARISONS = {"equal": "==", "not_equal": "!=", "greater": ">", "greater_equal": ">=",

@@ -154,6 +154,11 @@ def _topk(call: OperatorCall) -> Sequence[str]:
     return values if kind == "value" else [values, call.as_numbers(places)][kind == "indices" :]
 
 
+def _running_sum(call: OperatorCall) -> str:
+    require(call.option("axis") is not None, "it sums over all axes")
+    return call.node("CumSum", call.inputs[0], np.array(call.axis()))
+
+
 def _reverse(call: OperatorCall) -> str:
     axes = call.axes("axis", ())
     backwards = [-1] * len(axes)
@@ -203,7 +208,7 @@ SHAPES: dict[str, Translation] = {
     "Embedding": partial(_take, 1), "take": partial(_take, 0), "pick": _pick,
     "gather_nd": _gather_nd, "one_hot": _one_hot, "topk": _topk, "sort": partial(_sorted, False),
     "argsort": partial(_sorted, True),
-    "reverse": _reverse,
+    "_np_cumsum": _running_sum, "reverse": _reverse,
     "_contrib_arange_like": _arange_like,
     "argmax": partial(_first, "ArgMax"), "argmin": partial(_first, "ArgMin"),
     "shape_array": lambda call: call.as_numbers(call.step("Shape", call.inputs[0])),

@@ -174,6 +174,7 @@ FUNCTIONS = {
     "turned around": lambda F, x: F.reverse(x, axis=(1, 3)) + F.reverse(x, axis=2),
     "orders": lambda F, x: F.argsort(x, axis=1) + F.argsort(x, axis=-1, is_ascend=False) * 10
         + F.sort(x, axis=1) - F.sort(x, axis=2, is_ascend=False),
+    "running sums": lambda F, x: F.cumsum(x, axis=2) + F.cumsum(x, axis=0) * 2,
     "binary logarithm": lambda F, x: F.log2(x * x + 1),
     "a condition for rows": lambda F, x: F.where(F.mean(x, axis=(1, 2, 3)) > 0, x, -x * 2),
     "expanded and squeezed": lambda F, x: x.expand_dims(1).squeeze(axis=(1,)).expand_dims(-1)
@@ -527,6 +528,7 @@ REFUSED = {
     "a mask of the largest": (lambda F, x: F.topk(x, ret_typ="mask"),
         "ret_typ='mask', k=1"),
     "a flat argmax": (lambda F, x: F.argmax(x), "it names no axis"),
+    "a flat running sum": (lambda F, x: F.cumsum(x), "it sums over all axes"),
     "a flat order": (lambda F, x: F.argsort(x, axis=None), "it sorts over all axes"),
     "a repetition of an open size": (lambda F, x: F.repeat(x.transpose(), 2, axis=2),
         "axis 3 is open"),

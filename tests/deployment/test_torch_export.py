@@ -315,6 +315,14 @@ def test_options_of_numpy_without_an_equal_are_named(tmp_path, function, why):
         export_torch(Functions([function]), tmp_path / "net", [(2, 6, 4)])
 
 
+def test_inputs_of_the_check_are_positive_where_others_have_no_result(tmp_path):
+    for name, function, is_positive in (("roots", "sqrt", True), ("squares", "square", False)):
+        net = nn.HybridLambda(function)
+        with np.load(export_torch(net, tmp_path / name, [(4, 9)]) / "check.npz") as recorded:
+            assert np.isfinite(recorded["result0"]).all()
+            assert (recorded["input0"] >= 0).all() == is_positive
+
+
 def test_scales_of_groups_are_frozen_with_their_parameter(tmp_path):
     net = nn.GroupNorm(2)
     net.initialize()
@@ -526,6 +534,9 @@ NUMPY_FUNCTIONS = {
         x, F.np.swapaxes(x, 1, 2)) + F.np.einsum("bij,bkj->bik", x, x),
     "of all": lambda F, x: F.np.tensordot(x, x, axes=([0, 1, 2], [0, 1, 2])),
     "tensors": lambda F, x: F.np.tensordot(x, F.np.ones((4, 3)), axes=1),
+    "heads of attention": lambda F, x: F.npx.batch_dot(
+        F.npx.reshape(x, (-2, -6, 2, 3, -2)), F.npx.reshape(x, (-2, -6, 2, 3, -2)),
+        transpose_b=True),
     "attention": lambda F, x: F.npx.batch_dot(F.npx.softmax(F.npx.batch_dot(
         x, x, transpose_b=True)), x),
     "activations": lambda F, x: F.npx.relu(x) + F.npx.sigmoid(x) + F.npx.leaky_relu(

@@ -5,10 +5,14 @@ Their distributions ask an array or a symbol for ``mx.nd`` or ``mx.sym``, and ca
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
+
+from mpgluon.deployment import export_torch
 
 import mxnet as mx
 import numpy as np
@@ -49,6 +53,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 
+TORCH = Path(__file__).resolve().parents[2] / ".venv-peers" / "bin" / "python"
 DAYS, BATCH_SIZE, BATCHES = 120, 8, 3
 ALL = {"prediction_length": 7}
 SIZED = {**ALL, "batch_size": BATCH_SIZE}
@@ -199,3 +204,43 @@ def test_forecasts_by_a_plain_network_that_shares_the_trained_ones_blocks_are_li
         < distance(found, fp32)
         < 4 * distance(changed, fp32) + format_of("autocast").unit_roundoff
     )
+
+
+class Part(mx.gluon.HybridBlock):
+    """A forecasting network without the inputs that it does not use and without absent results."""
+
+    def __init__(self, net: mx.gluon.HybridBlock, unused: tuple[int, ...]) -> None:
+        super().__init__()
+        self.net, self.unused = net, unused
+
+    def hybrid_forward(self, F: Any, *inputs: Any) -> Any:
+        arguments = list(inputs)
+        for place in self.unused:
+            arguments.insert(place, F.zeros(1))
+        return [one for one in self.flat(self.net(*arguments)) if one is not None]
+
+    def flat(self, results: Any) -> list[Any]:
+        if not isinstance(results, (list, tuple)):
+            return [results]
+        return [one for part in results for one in self.flat(part)]
+
+
+@pytest.mark.skipif(
+    not TORCH.exists(), reason="PyTorch: make test WITH=peers makes its environment"
+)
+@pytest.mark.parametrize(
+    ("name", "unused"), [("MQ-CNN", ()), ("MQ-RNN", ()), ("N-BEATS", (2, 3)), ("TFT", ())]
+)
+def test_a_network_that_draws_no_samples_gives_the_same_forecast_in_pytorch(name, unused, tmp_path):
+    arguments = []
+    estimator = ESTIMATORS[name]()
+    predictor = estimator.create_predictor(estimator.create_transformation(), make(name))
+    hook = predictor.prediction_net.register_forward_pre_hook(
+        lambda _, inputs: arguments.append(inputs)
+    )
+    next(iter(predictor.predict(series())))
+    hook.detach()
+    shapes = [one.shape for place, one in enumerate(arguments[0]) if place not in unused]
+    folder = export_torch(Part(predictor.prediction_net, unused), tmp_path, shapes)
+    done = subprocess.run([str(TORCH), str(folder / "check.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

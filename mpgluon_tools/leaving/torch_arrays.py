@@ -48,7 +48,7 @@ def reshaped(call: Call, codes: Sequence[Optional[int]]) -> str:
     """
     x, rest = call.operands[0], list(codes)
     chain, taken = x, 0  # of the operand's axes
-    sizes: list[str] = []
+    has_sizes, sizes = False, list[str]()
     while rest:
         code, place = rest.pop(0), len(sizes)
         if code is None:
@@ -66,21 +66,14 @@ def reshaped(call: Call, codes: Sequence[Optional[int]]) -> str:
             sizes, taken = [*sizes, *map(str, pair)], taken + 1
         else:
             sizes, taken = [*sizes, str(code) if code else f"{x}.shape[{taken}]"], taken + 1
-    if not any(code is not None and code >= -1 and code for code in _of_axes(codes)):
+            has_sizes = has_sizes or code != 0
+    if not has_sizes:
         return chain
     require(sizes.count("-1") < 2 and (-2 not in codes or call.rank is not None), f"{tuple(codes)}")
     if "-1" not in sizes:  # PyTorch finds one size
         joined_size = next((size for size in sizes if "*" in size), "")
         sizes = ["-1" if size == joined_size else size for size in sizes]
     return f"{x}.reshape({', '.join(sizes)})"
-
-
-def _of_axes(codes: Sequence[Optional[int]]) -> Sequence[Optional[int]]:
-    """Return the codes without the two sizes that follow each split."""
-    return [
-        code for place, code in enumerate(codes)
-        if -4 not in (*codes[max(place - 2, 0) : place],)
-    ]  # fmt: skip
 
 
 def _transpose(call: Call) -> str:

@@ -8,10 +8,10 @@
 # %% [markdown]
 # # Sixteen bits in ten minutes
 #
-# You have a Gluon network that trains in FP32, in numbers of 32 bits. Three changes let it train in
-# FP16 (`float16`): its numbers take half the memory, the Tensor Cores of a GPU multiply them much
-# faster, and it learns as well. This page makes the changes one by one, on a ResNet-18 and small
-# pictures. It needs no GPU; on one, the lines are the same.
+# You have a Gluon network that trains in FP32, with numbers of 32 bits. Three changes let it train
+# in FP16 (`float16`): its numbers take half the memory, GPUs with Tensor Cores multiply them much
+# faster, and it learns equally well. This page makes the changes one by one, in the training of a
+# ResNet-18 on small pictures. It needs no GPU; on a GPU, the changed lines are the same.
 #
 # ![A Gluon training loop in which four lines are marked as new. 1: cast_block, which makes the
 # network FP16 and leaves BatchNorm in FP32. 2: multi_precision, which keeps FP32 masters of the
@@ -20,8 +20,8 @@
 #
 # ## What you will be able to do
 #
-# - turn an FP32 loop of yours into an FP16 loop, and know what each change is for;
-# - check that the network learns as well as before, and answers as before;
+# - turn your FP32 loop into an FP16 loop, and know the purpose of each change;
+# - check that the network learns as well as before, and gives the same answers;
 # - fine-tune a trained network on other categories, from its checkpoint;
 # - say what FP16 costs and saves on your machine, in seconds and in MiB.
 
@@ -31,9 +31,9 @@ FAST = False  # True: the same code with a smaller network, smaller images and f
 # %% [markdown]
 # ## You begin with an FP32 loop
 #
-# The pictures are *shapes*, a data set that this repository renders, so that there is nothing to
-# download: coloured figures of random size, place and rotation, on cluttered backgrounds. We train
-# on ten categories, and fine-tune on four others later.
+# The pictures are *shapes*: coloured figures of random size, place and rotation, on cluttered
+# backgrounds. This repository renders them, so there is nothing to download. We train on ten
+# categories, and later fine-tune on four others.
 
 # %% tags=["setup"]
 import os
@@ -109,9 +109,9 @@ for label, axes in enumerate(panels.flat):
 plt.show()
 
 # %% [markdown]
-# This is the loop that you know. `accuracy` is the share of the test images that a network
+# This is the training loop that you know. `accuracy` is the share of the test images that a network
 # classifies correctly. `adam` (in the set-up) returns a `gluon.Trainer` with Adam and a schedule of
-# learning rates, and passes on further options of the optimizer.
+# learning rates; it passes further options to the optimizer.
 
 
 # %%
@@ -156,9 +156,9 @@ print(f"FP32: test accuracy {fp32_history[-1][1]:.2f}")
 # %% [markdown]
 # ## Change 1: cast the network, and leave BatchNorm in FP32
 #
-# `cast_block` turns weights and computation to FP16. It leaves BatchNorm in FP32, whose sums of
-# squares would overflow in FP16, and the network's result, so that the loss is FP32 too. Labels
-# stay `int32`: FP16 has no 2049.
+# `cast_block` changes weights and computation to FP16. BatchNorm stays in FP32, because its sums of
+# squares would overflow in FP16. The network's result is FP32, so the loss is FP32 too. Labels stay
+# `int32`: FP16 cannot hold 2049, for example.
 
 # %%
 net = new_network(classes=10)
@@ -171,14 +171,14 @@ assert all((f == "float32") == ("batchnorm" in name) for name, f in formats.item
 assert net(test[0][0]).dtype == np.float32
 
 # %% [markdown]
-# Why these layers, and what else can be kept: [lesson 04](04_casting_a_network.ipynb). What FP16
-# can hold: [lesson 01](01_sixteen_bits.ipynb).
+# [Lesson 04](04_casting_a_network.ipynb) explains which layers stay in FP32, and how to keep
+# others. [Lesson 01](01_sixteen_bits.ipynb) shows which numbers FP16 can hold.
 #
 # ## Change 2: let the optimizer keep FP32 weights
 #
 # A small update of an FP16 weight is rounded away. With `multi_precision` the optimizer updates an
-# FP32 copy of each weight, its *master*, and rounds it into the network:
-# [lesson 02](02_lost_updates.ipynb).
+# FP32 copy of each weight, its *master*, and writes the rounded master into the network
+# ([lesson 02](02_lost_updates.ipynb)).
 
 # %%
 trainer = adam(net, training, EPOCHS, multi_precision=True)
@@ -187,9 +187,9 @@ trainer = adam(net, training, EPOCHS, multi_precision=True)
 # ## Change 3: scale the loss
 #
 # Small gradients become zero in FP16. So the loss is multiplied by a *loss scale* S before the
-# backward pass, which makes all gradients S times larger, and `trainer.step` divides by S again.
-# S begins at 65536 and adapts: a step whose gradients overflowed is skipped, and S is halved
-# ([lesson 03](03_lost_gradients.ipynb)).
+# backward pass. This makes all gradients S times as large, and `trainer.step` divides them by S
+# again. S begins at 65536 and adapts: if a gradient overflows (becomes infinite), the step is
+# skipped and S is halved ([lesson 03](03_lost_gradients.ipynb)).
 
 # %%
 amp.init_trainer(trainer)
@@ -216,7 +216,8 @@ fp16_history = train_fp16(net, trainer, training, test, EPOCHS)
 print(f"FP16: test accuracy {fp16_history[-1][1]:.2f}")
 
 # %% [markdown]
-# That is all. Accumulation, clipping, two losses: [lesson 09](09_a_loop_of_your_own.ipynb).
+# These are all the changes. [Lesson 09](09_a_loop_of_your_own.ipynb) adds accumulation of
+# gradients, clipping and a second loss.
 #
 # ## FP16 learns as well as FP32
 #
@@ -256,15 +257,16 @@ assert FAST or fp16_history[-1][0] < fp16_history[0][0] / 2
 assert fp16_skipped < EPOCHS * len(training) / (1 if FAST else 5)
 
 # %% [markdown]
-# The lines need not coincide: rounding changes a loss a little, and from then on each run goes its
-# own way. FP16 also begins late: S is too large at first, on purpose, and each skipped step halves
-# it. Photographs, three formats and several seeds: [lesson 05](05_resnet50_on_caltech101.ipynb).
-# What to do if a run does not learn in FP16: [lesson 06](06_reading_the_diagnostics.ipynb).
+# The two lines need not coincide: rounding changes a loss a little, and from then on the two runs
+# differ. FP16 also starts to learn a little later: S is too large at first, on purpose, and each
+# skipped step halves it. [Lesson 05](05_resnet50_on_caltech101.ipynb) compares three formats on
+# photographs, with several seeds. [Lesson 06](06_reading_the_diagnostics.ipynb) helps if a run does
+# not learn in FP16.
 #
 # ## Fine-tune from a checkpoint, with a new head
 #
-# A checkpoint holds the FP32 masters, the optimizer's state and S. It is loaded into a network and
-# a Trainer made as above, perhaps on another day.
+# A checkpoint holds the FP32 masters, the optimizer's state and S. Load it, perhaps on another day,
+# into a network and a Trainer that are made as above.
 
 # %%
 mpgluon.save_checkpoint(WORK / "ten.npz", net, trainer)
@@ -281,9 +283,10 @@ assert accuracy(trained, test) == fp16_history[-1][1]
 assert amp.loss_scale(trainer) == 2.0 ** (16 - fp16_skipped)
 
 # %% [markdown]
-# Now the four other categories, with half as many images. `restore` makes the network FP32 again,
-# with the values of the masters, and a new network takes all of it but the last layer. It is cast
-# after that, so that its masters begin unrounded. S begins where it was.
+# Now we train on the four other categories, with half as many images. `restore` makes the network
+# FP32 again, with the values of the masters. A new network takes all its layers except the last
+# one. The new network is cast after that, so its masters begin with unrounded values. S begins at
+# its last value.
 
 # %%
 mpgluon.restore(trained)
@@ -321,16 +324,18 @@ for beginning, history in (("ten categories", tuned_history), ("random weights",
 assert FAST or tuned_history[1][1] > fresh_history[1][1] + 0.2
 
 # %% [markdown]
-# With the features of the first ten categories, the network is far ahead after two epochs. (On
-# images as simple as these, one that begins with random weights then catches up.) What else a
-# trained network can become, from a parameter file to ONNX: [lesson 10](10_after_training.ipynb).
+# With the features learned on the first ten categories, the network is far ahead after two epochs.
+# (On images as simple as these, the network that begins with random weights then catches up.)
+# [Lesson 10](10_after_training.ipynb) shows what else can be made from a trained network, from a
+# parameter file to an ONNX file.
 #
 # ## Both networks give the same answers, where they are sure
 #
-# Here are eight of the test images: the four of which the FP32 network is least sure, then four of
-# the others. The name above an image is the right one. Beside it is what each network answers, and
-# the probability that it gives to its answer; the line is as long as the probability. A cross marks
-# a wrong answer. (One image in twenty is grey, and then the hue does not help.)
+# Here are eight of the test images: first the four of which the FP32 network is least sure, then
+# four others. Above each image is its right category. To the right of it are the answers of both
+# networks, with the probability that each network gives to its answer; the line is as long as the
+# probability. A cross marks a wrong answer. (One image in twenty is grey, so its hue does not
+# help.)
 
 # %% tags=["setup"]
 networks = {"float32": ("FP32", fp32_net), "float16": ("FP16", net)}
@@ -375,10 +380,10 @@ assert FAST or equal.mean() > 0.9
 # %% [markdown]
 # ## What sixteen bits cost and save on this machine
 #
-# We time steps of both networks in turn, forward, backward and update, on one batch. The fastest is
-# shown: other work on the machine only adds time. Then we count what a training keeps for its
-# parameters: the network, a gradient for each parameter, and what the optimizer has. Those are
-# Adam's two means, and in FP16 also the masters.
+# We time training steps (forward, backward and update) of both networks in turn, on one batch. The
+# shortest time is shown, because other work on the machine only adds time. Then we add up the
+# memory for the parameters: the network itself, a gradient for each parameter, and the arrays of
+# the optimizer. These are Adam's two running averages, and in FP16 also the masters.
 
 
 # %% tags=["setup"]
@@ -432,13 +437,13 @@ assert abs(optimizer / fp32_optimizer - 1.5) < 0.01  # two means, and masters
 files.cleanup()
 
 # %% [markdown]
-# - **Memory.** The FP16 network takes half, and so do its gradients; but its masters take what was
-#   saved. To predict, you need the network only, and save half. In training you save where the
-#   memory grows with the batch, in the results of the layers that the backward pass needs:
+# - **Memory.** The FP16 network takes half the memory, and so do its gradients; but the masters
+#   take as much as was saved. Predictions need only the network, so they save half. Training saves
+#   memory where it grows with the batch, in the results of the layers that the backward pass needs:
 #   [lesson 07](07_speed_and_memory.ipynb) measures it.
-# - **Time.** A CPU computes in FP32 and rounds each result to FP16 (*emulated*), so FP16 saves no
-#   time there. It saves time where the hardware multiplies FP16 numbers: on a GPU with Tensor
-#   Cores. The seconds above are those of the machine on which this page was made, on which other
+# - **Time.** A CPU computes in FP32 and rounds each result to FP16 (FP16 is *emulated*), so FP16
+#   saves no time there. It saves time where the hardware multiplies FP16 numbers: on a GPU with
+#   Tensor Cores. The seconds above were measured on the machine that made this page, where other
 #   programs may have run.
 #
 # ## Summary
@@ -446,17 +451,17 @@ files.cleanup()
 # - Three changes turn an FP32 loop into an FP16 loop: `cast_block`, `multi_precision=True`, and a
 #   loss scale.
 # - The FP16 network learns as well, and gives the same answers where both networks are sure.
-# - A checkpoint holds the FP32 masters, so a trained network continues in either format.
-# - FP16 halves the network. It makes a GPU faster, not a CPU.
+# - A checkpoint holds the FP32 masters, so training can continue in either format.
+# - FP16 halves the memory of the network. It makes a GPU faster, not a CPU.
 #
 # ## Exercises
 #
 # Each answer is checked by running it. A solution is folded below each.
 
 # %% [markdown]
-# **00.1** (level 1) A network's largest gradient is 3, before it is multiplied by S. FP16 ends at
-# 65504, and S begins at 65536. How many steps are skipped before the first one that is not? Hand in
-# a number.
+# **00.1** (level 1) A network's largest gradient is 3, before it is multiplied by S. The largest
+# FP16 number is 65504, and S begins at 65536. How many steps are skipped before the first step that
+# is not skipped? Hand in a number.
 
 # %%
 answer = ...
@@ -506,7 +511,7 @@ assert check("00.2", with_three_changes)
 # - Several devices: [lesson 08](08_several_devices.ipynb).
 # - Accumulated gradients, clipping, two losses: [lesson 09](09_a_loop_of_your_own.ipynb).
 # - Files for other programs: [lesson 10](10_after_training.ipynb).
-# - Eight bits, and six: [lesson 11](11_after_sixteen_bits.ipynb).
+# - Numbers of eight bits, and of six: [lesson 11](11_after_sixteen_bits.ipynb).
 #
 # ## References
 #
@@ -515,8 +520,8 @@ assert check("00.2", with_three_changes)
 #
 # ## The whole job is one command
 #
-# ResNet-50 v2 on all of Caltech 101, at 224 pixels, with a log, checkpoints and curves. It is meant
-# for a GPU; on a CPU, try `make demo` first.
+# The second line trains ResNet-50 v2 on all of Caltech 101, at 224 pixels, and writes a log,
+# checkpoints and curves. It is meant for a GPU; on a CPU, try `make demo` first.
 #
 # ```
 # python scripts/download_caltech.py --data-dir data

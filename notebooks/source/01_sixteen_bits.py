@@ -9,12 +9,19 @@
 # # Which numbers do sixteen bits hold?
 #
 # Networks are usually trained with numbers of 32 bits. Numbers of 16 bits take half the memory, and
-# many processors compute faster with them. But there are only 65,536 of them. This lesson shows
-# three accidents that happen in such a small set of numbers. Then it looks at the numbers
-# themselves, which explain all three. No network is trained yet.
+# many processors compute faster with them. But there are only 65,536 different ones. This lesson
+# shows three accidents that happen in such a small set of numbers. Then it looks at the numbers
+# themselves, which explain all three accidents. No network is trained yet.
 #
 # Three formats appear in all lessons. FP32 (`float32`) is the default format. FP16 (`float16`) and
-# BF16 (`bfloat16`) are two formats of 16 bits.
+# BF16 (`bfloat16`) are two formats of 16 bits. The drawing shows how they divide their bits into a
+# sign, an exponent and a fraction.
+#
+# ![The bits of FP16, BF16, FP32 and the two FP8 formats, E4M3 and E5M2: one bit for the sign, then
+# the bits of the exponent, then those of the fraction](figures/01_bits.svg)
+#
+# On the right are the largest number of each format and the number after 1. The two formats of 8
+# bits, FP8 (E5M2 and E4M3), are used in [lesson 11](11_after_sixteen_bits.ipynb).
 #
 # ## What you will be able to do
 #
@@ -66,7 +73,7 @@ for _ in range(1000):
 print(f"the weight after 1000 updates: {weight}")
 
 # %% [markdown]
-# It never moves. Next to 1 the next larger FP16 number is $1 + 2^{-10}$, about 1.001. The sum
+# The weight never changes. The next FP16 number after 1 is $1 + 2^{-10}$, about 1.001. The sum
 # 1.0004 is nearer to 1 than to 1.001, so it is rounded to 1. The second update starts from 1 again,
 # and is lost in the same way.
 #
@@ -82,7 +89,7 @@ assert np.nextafter(np.float16(1), np.float16(2)) == 1 + 2**-10
 # ## Second accident: a small gradient becomes zero
 #
 # Gradients can be tiny. The smallest positive FP16 number is $2^{-24}$, about 0.00000006. Half of
-# it and less becomes zero, and a gradient of zero teaches nothing.
+# it, and any smaller number, becomes zero. A gradient of zero changes no weight.
 
 # %%
 gradient = 1e-8
@@ -91,9 +98,9 @@ scaled = np.float16(gradient * 4096)
 print(f"scaled, stored in FP16, and divided in FP32: {np.float32(scaled) / 4096:.3g}")
 
 # %% [markdown]
-# The second line is the remedy, a *loss scale*: multiply the loss by a power of two, and with it
-# every gradient. Divide the gradients by the same number later, in FP32. [Lesson
-# 03](03_lost_gradients.ipynb) shows how to choose the scale.
+# The second line shows the remedy, a *loss scale*: multiply the loss by a power of two. This
+# multiplies every gradient by the same number. Divide the gradients by it later, in FP32.
+# [Lesson 03](03_lost_gradients.ipynb) shows how to choose the scale.
 
 # %% tags=["claim"]
 assert np.float16(gradient) == 0
@@ -111,9 +118,9 @@ square = np.float16(256) * np.float16(256)
 print(f"256 * 256 = {square}, and its difference from itself: {square - square}")
 
 # %% [markdown]
-# The result is infinite. Infinity minus infinity is NaN, "not a number", and NaN spreads to every
-# result it takes part in. The remedy is to do some computations in FP32: sums, for example.
-# [Lesson 04](04_casting_a_network.ipynb) shows which.
+# The result is infinite. Infinity minus infinity is NaN, "not a number", and NaN spreads to the
+# results that are computed from it. The remedy is to do some computations in FP32: sums, for
+# example. [Lesson 04](04_casting_a_network.ipynb) shows which.
 
 # %% tags=["claim"]
 assert np.isinf(square)
@@ -123,8 +130,8 @@ assert FLOAT16.max == 65504
 # %% [markdown]
 # ## FP16 has all three accidents, BF16 has only the first
 #
-# `mpgluon.round_to` rounds to any format. We round the three results above to each of the three
-# formats. The exact results are 1.0004, 0.00000001 and 65536.
+# `mpgluon.round_to` rounds to any format. We round the results of the three examples to each of the
+# three formats. The exact results are 1.0004, 0.00000001 and 65536.
 
 # %%
 results = [1.0004, 1e-8, 256.0**2]
@@ -145,26 +152,21 @@ assert rounded["FP32"][0] > 1
 # %% [markdown]
 # ## A floating-point number is a sign, a power of two and a fraction
 #
-# ![The bits of FP16, BF16, FP32 and the two FP8 formats, E4M3 and E5M2: one bit for the sign, then
-# the bits of the exponent, then those of the fraction](figures/01_bits.svg)
-#
-# The drawing shows how five formats divide their bits: FP32, BF16, FP16, and two formats of 8 bits,
-# FP8 (E5M2 and E4M3), which [lesson 11](11_after_sixteen_bits.ipynb) uses. On the right are the
-# largest number of each format and the number after 1.
-#
-# An FP16 number has 1 bit for the sign, 5 for the exponent and 10 for the fraction. Usually its
-# value is
+# An FP16 number has 1 bit for the sign, 5 for the exponent and 10 for the fraction, as the drawing
+# at the top shows. Usually its value is
 #
 # $$\pm\,(1 + \text{fraction}) \cdot 2^{\text{exponent}}.$$
 #
 # The leading 1 is not stored. So an FP16 number has 11 *significant bits*, although only 10 of them
 # are stored. The exponent field holds the exponent plus 15, so that it is never negative. (In
-# general it is the exponent plus the largest exponent.) Two values of the field are special:
+# general the field holds the exponent plus the largest exponent of the format.) Two values of the
+# field are special:
 #
-# - All zeros: there is no leading 1. The number is *subnormal*, or zero. All others are *normal*.
+# - All zeros: there is no leading 1. The number is *subnormal*, or zero.
 # - All ones: the value is infinity, or NaN.
 #
-# This function reads a pattern of bits by these rules, for any widths of the two fields:
+# All other numbers are *normal*. This function reads a pattern of bits by these rules, for any
+# widths of the two fields:
 
 
 # %%
@@ -232,9 +234,9 @@ panels[1].set(xlabel="value (no unit)", xticks=[0, 0.25, 0.5, 0.75, 1])
 plt.show()
 
 # %% [markdown]
-# What to notice: between a power of two and the next there are always four steps of equal length.
-# This length, the distance between neighbouring numbers, is called the *spacing*. It doubles at
-# each power of two. The spacing relative to the number stays about the same.
+# What to notice: between a power of two and the next one there are always four steps of equal
+# length. This length, the distance between neighbouring numbers, is called the *spacing*. It
+# doubles at each power of two. The spacing relative to the number stays about the same.
 #
 # Near zero this rule alone would leave a gap. The subnormal numbers fill the gap evenly, with the
 # spacing of the numbers just above them.
@@ -251,8 +253,9 @@ assert numbers[-1] == six_bits.max == 14
 # %% [markdown]
 # ## FP16 has fine steps and a short range; BF16 has a long range and coarse steps
 #
-# There are two common ways to divide 16 bits. BF16 has the 8 exponent bits of FP32, and 8
-# significant bits remain. In fact a BF16 number is the upper half of an FP32 number.
+# There are two common ways to divide 16 bits, FP16 and BF16. BF16 has 8 exponent bits, as many as
+# FP32, so 8 significant bits remain. In fact a BF16 number is the first half of the bits of an FP32
+# number.
 
 # %%
 headings = ["format", "significant bits", "exponent bits", "spacing above 1"]
@@ -266,16 +269,16 @@ rows = [
 print(Table(headings, rows))
 
 # %% [markdown]
-# Now the three accidents have their numbers. Above 1 the spacing of FP16 is about 0.001, and an
-# update of less than half of that is lost. The last column is where small gradients end. The column
-# "largest" is where overflow begins. BF16 has steps that are eight times as coarse as those of
-# FP16, so it loses more updates. Its range is almost that of FP32.
+# The table explains the three accidents. Above 1 the spacing of FP16 is about 0.001, and an update
+# of less than half of that is lost. The last column shows where small gradients end, and the column
+# "largest" where overflow begins. The steps of BF16 are eight times as coarse as those of FP16, so
+# it loses more updates. Its range is almost as long as FP32's.
 #
-# Press the bits of a number in nine formats in this
-# [figure to play with](../docs/play.md#a-number-in-nine-formats).
+# In this [figure to play with](../docs/play.md#a-number-in-nine-formats) you can switch the bits of
+# a number in nine formats.
 #
-# (E4M3 does not follow the rules above in one point. It has no infinity, and uses those patterns
-# for larger numbers. This is why it ends at 448.)
+# (E4M3 breaks one of the rules above: it has no infinity, and uses those patterns for larger
+# numbers. This is why its largest number is 448.)
 #
 # The next drawing shows range and spacing together. **Try this:** move the sliders to FP16 (5
 # exponent bits, 11 significant bits), until the black line covers the blue one. Then take one
@@ -286,8 +289,8 @@ print(Table(headings, rows))
 widget("spacing")
 
 # %% [markdown]
-# The same for the three formats, on an axis that is long enough for all of them. The lower a line
-# in the lower panel, the finer the steps.
+# The next picture has range and spacing of the three formats, on an axis that is long enough for
+# all of them. The lower a line in the lower panel, the finer the steps.
 
 # %% tags=["plot"] alt="Ranges of three formats as bars; below, their relative spacing as lines."
 figure, (ranges, steps) = plt.subplots(2, 1, figsize=(6.2, 6), sharex=True, layout="constrained")
@@ -328,10 +331,11 @@ assert np.isnan(round_to(1e6, FLOAT8_E4M3))
 # %% [markdown]
 # ## TF32 has the steps of FP16 and the range of FP32
 #
-# On NVIDIA GPUs since Ampere, FP32 products may be computed in TF32: 8 exponent bits as in FP32, and
-# 11 significant bits as in FP16, 19 bits with the sign. It is a format of operands only, stored in
-# 32 bits, so it saves no memory. With FP32's exponents it needs no loss scale. We round a thousand
-# random numbers of each magnitude to the three formats, and draw the largest relative error.
+# On NVIDIA GPUs since Ampere, FP32 products may be computed in TF32: 8 exponent bits as in FP32,
+# and 11 significant bits as in FP16 (10 of them stored), 19 bits with the sign. Only the operands
+# of products are rounded to TF32. They are stored in 32 bits, so TF32 saves no memory. It has
+# FP32's exponents, so it needs no loss scale. We round a thousand random numbers of each magnitude
+# to the three formats, and draw the largest relative error.
 
 # %% tags=["plot"] alt="Largest error by magnitude: FP16 equals TF32 from 2^-14 to 2^15"
 exponents = np.arange(-32, 24)
@@ -353,9 +357,10 @@ axes.set(title="Where FP16 has normal numbers, TF32 rounds as FP16 does", ylim=(
 plt.show()
 
 # %% [markdown]
-# What to notice: from $2^{-14}$ to $2^{15}$ the two lines of ten stored bits are one. Left of it FP16
-# loses bits and then everything, right of it the number becomes infinite, which is an error of 1
-# here. TF32 goes on. BF16 goes on too, with an error that is eight times as large.
+# What to notice: from $2^{-14}$ to $2^{15}$ the lines of FP16 and TF32 coincide. To the left FP16
+# loses bits and then everything. To the right its numbers become infinite, which is an error of 1
+# here. TF32 keeps its small error everywhere. So does BF16, with an error that is eight times as
+# large.
 
 # %% tags=["claim"]
 normal = (exponents >= -14) & (exponents <= 14)
@@ -366,12 +371,13 @@ assert largest_error["FP16"][exponents < -25].min() == 1
 # %% [markdown]
 # ## Rounding takes the nearest number, and of two equally near ones the even one
 #
-# A result that is no FP16 number is replaced by the nearest one. A result halfway between two
-# numbers is rounded to the one whose last bit is 0, which is called *even*. If it was always
+# A result that FP16 cannot hold is replaced by the nearest FP16 number. A result halfway between
+# two numbers is rounded to the number whose last bit is 0, which is called *even*. If it was always
 # rounded up, sums would drift upwards.
 #
-# Here it is from scratch, with exact fractions: find the spacing at the value, divide by it, round
-# to an integer (Python's `round` also goes to the even one), and multiply again.
+# Here is this rounding from scratch, with exact fractions: find the spacing at the value, divide
+# the value by it, round to an integer (Python's `round` also rounds halves to even), and multiply
+# by the spacing again.
 
 
 # %%
@@ -388,11 +394,12 @@ for value in (2048, 2049, 2050, 2051, 2052):
     print(value, "->", nearest(Fraction(value)))
 
 # %% [markdown]
-# Above 2048 the spacing is 2, so 2049 and 2051 both lie halfway. One is rounded down and one up.
+# Above 2048 the spacing is 2, so 2049 and 2051 both lie halfway between two numbers. One is rounded
+# down and one up.
 #
 # `mpgluon.round_to` does the same to whole arrays. We compare it with our function, with NumPy and
-# with MXNet: on all positive FP16 numbers, on all points halfway between two of them, and just
-# beside those points.
+# with MXNet: on all positive FP16 numbers, on all points halfway between two neighbours, and just
+# before and after those points.
 
 # %%
 positive = np.unique(finite[finite >= 0])
@@ -407,7 +414,8 @@ by_mxnet = mx.nd.array(in_fp32).astype("float16").asnumpy()
 print("equal to MXNet's:", np.array_equal(by_mxnet, round_to(in_fp32, FLOAT16)))
 
 # %% [markdown]
-# Overflow follows the same rule. After 65504 comes 65536, if there was room for it. Halfway lies
+# Overflow follows the same rule. With one exponent more, the number after 65504 would be 65536.
+# Halfway between them lies 65520. From 65520 on a result is rounded up, to infinity.
 # 65520. From there on a result is rounded up, to infinity.
 
 # %%
@@ -424,8 +432,8 @@ assert edge.astype(np.float16).astype(float).tolist() == [65504, 65504, np.inf, 
 assert np.array_equal(round_to(edge, FLOAT16), edge.astype(np.float16))
 
 # %% [markdown]
-# NumPy can mislead you here: it prints an FP16 number with as few digits as distinguish it from its
-# neighbours. Convert it to `float` to see its value.
+# NumPy can mislead you here: it prints only as many digits of an FP16 number as are needed to
+# distinguish it from its neighbours. Convert the number to `float` to see its value.
 
 # %%
 print("printed as", np.float16(65504), "but is", float(np.float16(65504)))
@@ -437,7 +445,7 @@ assert str(np.float16(65504)) == "65500.0"
 # ## A sum of ones stops at 2048
 #
 # Count in FP16: add 1, again and again. From 2048 on the spacing is 2. So 2048 + 1 lies halfway and
-# is rounded back to 2048, which is even. A sum in BF16 stops at 256.
+# is rounded back to 2048, which is even. In BF16 the sum already stops at 256.
 
 
 # %%
@@ -465,8 +473,8 @@ axes.text(1050, 850, "The lines coincide until a sum stops.")
 plt.show()
 
 # %% [markdown]
-# FP32 stops too, at $2^{24}$. In general a sum stops when one term is no more than half the spacing
-# at the sum.
+# FP32 stops too, at $2^{24}$. In general a sum stops when one term is at most half the spacing at
+# the sum.
 
 # %% tags=["claim"]
 assert [totals[-1] for totals in sums.values()] == [2048, 256, 3000]
@@ -477,13 +485,13 @@ assert np.float32(2**24 - 1) + np.float32(1) == 2**24
 # %% [markdown]
 # ## A sum in FP32, rounded once, is right where a sum in FP16 is half as large
 #
-# Every layer of a network computes dot products: multiply in pairs, and add the products. Take
-# 4,094 pairs of 4 and 4. Each product is 16, and the result should be 65504, the largest FP16
-# number.
+# Dense layers and convolutions compute dot products: multiply numbers in pairs, and add the
+# products. Take 4,094 pairs of 4 and 4. Each product is 16, and the result should be 65504, the
+# largest FP16 number.
 #
-# In FP16 the sum stops at 32768, for the same reason as the ones at 2048. The other way is to sum
-# in FP32, and to round only the result to FP16. That gives the right answer. With one pair more the
-# result is 65520, and overflows.
+# In FP16 the sum stops at 32768, for the same reason as the sum of ones at 2048. The other way is
+# to sum in FP32, and to round only the result to FP16. That gives the right answer. With one pair
+# more the result is 65520, which overflows.
 
 # %%
 in_fp16 = np.float16(0)
@@ -496,9 +504,9 @@ for pairs in (4094, 4095):
 
 # %% [markdown]
 # A *Tensor Core*, the part of an NVIDIA GPU made for dot products, works in the second way: it
-# multiplies FP16 numbers exactly and sums in FP32. `mpgluon.cast_block` turns a Gluon layer into
-# one that computes with FP16 numbers, and on a CPU it also works in this way. (A Tensor Core adds
-# several products at a time, and cuts off digits where a CPU rounds. So some last bits differ.)
+# multiplies FP16 numbers exactly and sums in FP32. `mpgluon.cast_block` makes a Gluon layer compute
+# with FP16 numbers, and on a CPU such a layer also works in this way. (A Tensor Core adds several
+# products at a time, and cuts off digits where a CPU rounds. So some last bits differ.)
 
 # %%
 for pairs in (4094, 4095):
@@ -545,7 +553,7 @@ assert "float16 fully connected layer" in message
 # bits, which FP32 with its 24 holds exactly. For sums, quotients and square roots a theorem says
 # that $2 \cdot 11 + 2 = 24$ bits are enough. FP32 has exactly that many.
 #
-# We test it on random pairs of FP16 numbers, subnormal ones among them, against exact fractions.
+# We test this on random pairs of FP16 numbers, some of them subnormal, against exact fractions.
 
 # %%
 drawn = np.random.default_rng(0)
@@ -571,10 +579,10 @@ assert np.array_equal(products, pairs[:, 0].astype(np.float64) * pairs[:, 1])  #
 # %% [markdown]
 # ## A layer differs from the exact result only by its additions in FP32
 #
-# The products in a dot product are exact. Each of the $n$ additions in FP32 rounds, by at most
-# $2^{-24}$ of its result. So all additions together change the result by at most about $n \cdot
-# 2^{-24}$ times the sum of the terms' magnitudes, in whatever order they are done. Then the result
-# is rounded to FP16, by at most half a spacing.
+# The products in a dot product are exact. Each of the $n$ additions in FP32 rounds its result, by
+# at most $2^{-24}$ of that result. So all additions together change the result by at most about
+# $n \cdot 2^{-24}$ times the sum of the terms' magnitudes, whatever their order. Then the result is
+# rounded to FP16, which changes it by at most half a spacing.
 
 # %%
 inputs, weights = drawn.standard_normal((2, 64)).astype(np.float16)
@@ -591,8 +599,8 @@ print(f"layer {by_layer}, exact {exact:.9f}, error {abs(by_layer - exact):.1e}")
 print(f"bounds: half a spacing of FP16 {half_spacing:.1e}, the additions {additions:.1e}")
 
 # %% [markdown]
-# What to notice: the bound of the additions is small compared with the one rounding to FP16, which
-# every FP16 result needs in any case.
+# What to notice: the bound of the additions is small compared with half a spacing, the bound of the
+# one rounding to FP16. Every FP16 result needs that rounding in any case.
 
 # %% tags=["claim"]
 assert abs(by_layer - exact) <= half_spacing + additions
@@ -615,15 +623,15 @@ assert additions < half_spacing / 4
 #
 # This section is for the curious. No later lesson needs it.
 #
-# When is rounding twice wrong? If the first rounding lands exactly halfway between two FP16
-# numbers, the second rounding no longer knows on which side the exact result was. It takes the even
-# number, which may be the wrong one.
+# When is rounding twice wrong? If the first rounding ends exactly halfway between two FP16 numbers,
+# the second rounding cannot know on which side the exact result was. It takes the even number,
+# which may be the wrong one.
 #
-# Are 24 bits really needed to exclude this? We invent formats with fewer significant bits, round to
-# them first and to FP16 after, and count wrong results. A factor that is a power of two changes
-# nothing about the digits. So it is enough to take all numbers from 1 up to 2 (up to 4 for roots),
-# and, for sums, to divide one of the two by each power of two. The exact results come from
-# `float64`, whose 53 bits are more than twice those of FP32.
+# Are 24 bits really needed to exclude this? We invent formats with fewer significant bits, round
+# first to such a format and then to FP16, and count wrong results. A factor that is a power of two
+# does not change the digits. So it is enough to take all numbers from 1 up to 2 (up to 4 for
+# roots). For sums, one of the two numbers is also divided by each power of two. The exact results
+# come from `float64`, whose 53 bits are more than twice those of FP32.
 
 
 # %%
@@ -646,12 +654,12 @@ print(Table(headings, [[str(cell) for cell in row] for row in table]))
 
 # %% [markdown]
 # Products and quotients need $2 \cdot 11$ bits, sums one more, and square roots one more again.
-# With 23 bits a single root is wrong. With the 24 bits of FP32 none is.
+# With 23 bits one root is wrong. With the 24 bits of FP32 none is.
 #
-# That count covers the roots of numbers from 1 up to 4. We can test the roots of all FP16 numbers
-# without trusting `float64`: the exact root must lie between the two points halfway to the
+# The table covers only the roots of numbers from 1 up to 4. We can test the roots of all FP16
+# numbers without trusting `float64`: the exact root must lie between the two points halfway to the
 # neighbours of the result. So its square, which is the argument, must lie between the squares of
-# these two points, and they are exact in `float64`.
+# these two points. These squares are exact in `float64`.
 
 # %%
 arguments = positive[1:]
@@ -671,8 +679,8 @@ assert correct.all()
 # %% [markdown]
 # ## Exercises
 #
-# Replace `...` by your answer and run the cell. It tells you whether the answer is right, and what
-# a wrong one would mean.
+# Replace `...` by your answer and run the cell. It says whether the answer is right, and what a
+# wrong answer would mean.
 
 # %% [markdown]
 # **01.1** (level 1) Start from 0 and add 0.001 again and again, in FP16. At which value does the
@@ -695,8 +703,8 @@ assert check("01.1", float(total))
 # %% [markdown]
 # **01.2** (level 2) Design a format of 16 bits without the weaknesses of the other two: it holds
 # 100,000 (which overflows in FP16), and an update of 0.002 changes a weight of 1 (in BF16 it does
-# not). The answer is a `FloatFormat`. Its bits are the sign, the exponent bits, and the significant
-# bits without the leading one. The drawing of the spacing above helps.
+# not). The answer is a `FloatFormat`. Its 16 bits are the sign, the exponent bits, and the
+# significant bits without the leading 1. The drawing of the spacing above helps.
 
 # %%
 answer = ...  # FloatFormat("mine", significand_bits=11, exponent_bits=5) would be FP16

@@ -10,8 +10,17 @@
 #
 # A step of training adds a small number to each weight. In FP16 (`float16`) many of these sums are
 # rounded back to the old weight. The network then learns less, or nothing at all, and no error is
-# raised. The remedy is to keep a copy of each weight in FP32 (`float32`), to add the updates to
-# that copy, and to round it to FP16 for the forward pass. The copy is called the *master weight*.
+# raised. The remedy is to keep each weight in FP32 (`float32`) as well. This *master weight*
+# receives the updates, and is rounded to FP16 for the forward pass.
+#
+# ![One step of training with master weights: the FP32 master is rounded to an FP16 copy, forward
+# and backward pass use the copy, the FP16 gradient is converted to FP32, and the update is added to
+# the master](figures/02_step.svg)
+#
+# The drawing follows one step. The FP32 master is rounded to an FP16 copy. The forward and the
+# backward pass use the copy. Their gradient is converted to FP32, where the update is computed and
+# added to the master. The next step begins with a new copy. In the example the copy is still 1, but
+# the master is already 1.00012.
 #
 # ## What you will be able to do
 #
@@ -89,8 +98,8 @@ def accuracy(net):
 # ## Of two equal networks one learns, and the other learns nothing
 #
 # The task is small: 128 points in a plane, half of them in a disc, half in a ring around it. The
-# network has 256 hidden units and two outputs, one for the disc and one for the ring. (Its third
-# input is always 1, which takes the place of a bias.)
+# network has 256 hidden units and two outputs, one for the disc and one for the ring. (Its inputs
+# are the two coordinates of a point, and a 1 in place of a bias.)
 #
 # `mpgluon.cast_block` casts the network to FP16, also on a CPU. This is the training loop, as in
 # plain Gluon:
@@ -112,8 +121,8 @@ def train(net, options, steps=STEPS):
 
 
 # %% [markdown]
-# We train the network three times, with the same start, data, learning rate and number of steps:
-# in FP32, in FP16 with master weights (`multi_precision=True`), and in FP16 without. The last one
+# We train the network three times, with the same start, data, learning rate and number of steps: in
+# FP32, in FP16 with master weights (`multi_precision=True`), and in FP16 without them. The last one
 # is the default of MXNet's optimizers. MXNet prints a warning for it, which we catch and show.
 
 # %%
@@ -163,15 +172,16 @@ plt.show()
 
 # %% [markdown]
 # What to notice: without masters the loss is a level line. It stays at $\ln 2$, about 0.693, the
-# loss of a coin toss: the network gives both answers the probability 0.5 everywhere. Not one weight
-# has moved. With masters, and everything else equal, it learns the task as well as in FP32.
+# loss of guessing: the network gives both answers the probability 0.5 everywhere. Not one weight
+# has changed. With masters, and everything else equal, the network learns the task as well as in
+# FP32.
 #
-# Two things about the start make the failure so complete. The hidden units come in pairs that
-# cancel in the output, so the network knows nothing at first. And no weight begins near zero. A
-# section below shows what happens from an ordinary start.
+# The failure is so complete because of two properties of the start. The hidden units come in pairs
+# that cancel in the output, so the network knows nothing at first. And no weight begins near zero.
+# A section below shows what happens from an ordinary start.
 #
-# This failure, and what repairs it, can be watched while a network learns in a
-# [figure to play with](../docs/play.md#a-training-that-you-can-break).
+# In a [figure to play with](../docs/play.md#a-training-that-you-can-break) you can watch this
+# failure, and its repair, while a network learns.
 
 # %% tags=["claim"]
 assert not mx.optimizer.create("sgd").multi_precision
@@ -188,10 +198,10 @@ assert with_losses[-1] < without_losses[-1] / 2
 # ## An update below 1/4096 of its weight is always lost, one above 1/2048 never
 #
 # An update survives if it is more than half the spacing of the numbers around the weight. The
-# spacing of FP16 lies between 1/2048 and 1/1024 of the weight, depending on where between two
-# powers of two the weight is. So half of it lies between 1/4096 and 1/2048. We try every normal
-# FP16 number, upwards and downwards. (Subnormal numbers have an even wider spacing, relative to
-# their size. [Lesson 01](01_sixteen_bits.ipynb) shows them.)
+# spacing of FP16 lies between 1/2048 and 1/1024 of the weight: it depends on where the weight lies
+# between two powers of two. So half of the spacing lies between 1/4096 and 1/2048. We try every
+# normal FP16 number as the weight, with updates upwards and downwards. (Subnormal numbers have an
+# even wider spacing, relative to their size. [Lesson 01](01_sixteen_bits.ipynb) shows them.)
 
 # %%
 numbers = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float64)
@@ -211,7 +221,7 @@ assert lost[1 / 2047] == lost[1 / 1024] == 0
 # %% [markdown]
 # ## All updates of the network that learns nothing are that small
 #
-# Here is the ratio of update to weight for all weights of the network without masters.
+# Here are the ratios of update to weight, for all weights of the network without masters.
 
 
 # %%
@@ -240,8 +250,8 @@ plt.show()
 
 # %% [markdown]
 # What to notice: every bar lies to the left of the dashed line, which is 1/4096. So the first step
-# changes no weight. The second step computes the same gradients again, loses the same updates, and
-# so does each step after it. More steps do not help.
+# changes no weight. The second step computes the same gradients and loses the same updates again,
+# and so does each step after it. More steps do not help.
 
 # %% tags=["claim"]
 assert 0 < ratios.max() < 2**-12
@@ -249,8 +259,9 @@ assert 0 < ratios.max() < 2**-12
 # %% [markdown]
 # ## An ordinary start hides the failure
 #
-# Initializers draw weights around zero. Some of them are tiny, the spacing of FP16 is fine there,
-# and so they keep their updates. We draw the start from `mx.init.Uniform(1.5)` and train again.
+# Initializers draw weights around zero. Some weights are tiny. The spacing of FP16 is fine there,
+# so these weights keep their updates. We draw the start from `mx.init.Uniform(1.5)` and train
+# again.
 
 # %%
 ordinary = {"with masters": make_net(ordinary=True), "without": make_net(ordinary=True)}
@@ -279,7 +290,7 @@ plt.show()
 # %% [markdown]
 # What to notice: this is the dangerous case. The loss falls, so nothing seems wrong. But most
 # updates are lost, and the network learns much more slowly than it could. A larger learning rate
-# would help for a while. Later in every training, updates become small again.
+# would help for a while. But later in every training, updates become small again.
 
 # %% tags=["claim"]
 end_with, end_without = (losses[-1] for losses in ordinary_losses.values())
@@ -289,17 +300,9 @@ assert lost_share > 0.8
 # %% [markdown]
 # ## A master weight collects what FP16 loses
 #
-# ![One step of training with master weights: the FP32 master is rounded to an FP16 copy, forward
-# and backward pass use the copy, the FP16 gradient is converted to FP32, and the update is added to
-# the master](figures/02_step.svg)
-#
-# The drawing follows one step. The FP32 master is rounded to an FP16 copy. The forward and the
-# backward pass use the copy. Their gradient is converted to FP32, and the update is computed there
-# and added to the master. The next step begins with a new copy. In the example the copy is still
-# 1, but the master is already 1.00012.
-#
-# Now the same from scratch, with a single weight. The loss is $(w - 1.25)^2 / 2$, its gradient is
-# $w - 1.25$, the learning rate is 0.001, and the weight begins at 1.
+# Here are the steps of the drawing at the top from scratch, with a single weight. The loss is
+# $(w - 1.25)^2 / 2$, its gradient is $w - 1.25$, the learning rate is 0.001, and the weight begins
+# at 1.
 
 # %%
 rate, target = np.float32(0.001), np.float16(1.25)
@@ -336,9 +339,8 @@ plt.show()
 
 # %% [markdown]
 # What to notice: the copy stands still for several steps while the master collects updates. Then
-# the copy jumps by one spacing. Nothing is lost, it only arrives later. At the end the copy is
-# exactly
-# 1.25, so its gradient is zero, and the master stays within half a spacing of it.
+# the copy jumps by one spacing. No update is lost; it only arrives later. At the end the copy is
+# exactly 1.25, so its gradient is zero, and the master stays within half a spacing of it.
 
 # %% tags=["claim"]
 assert np.all(alone_at == 1)
@@ -349,10 +351,10 @@ assert np.array_equal(copy_at, round_to(master_at, FLOAT16))
 # %% [markdown]
 # ## Master weights by hand need three extra lines
 #
-# `mpgluon.fp16_utils` has the parts. `prep_param_lists` returns the parameters of the network (the
-# *model*) and an FP32 master of each. The Trainer receives the masters, so the optimizer updates
-# those. Before the step, the FP16 gradients are copied to the masters. After it, the masters are
-# rounded into the model.
+# `mpgluon.fp16_utils` has the functions for this. `prep_param_lists` returns the parameters of the
+# network (the *model*) and an FP32 master of each. The Trainer receives the masters, so the
+# optimizer updates those. Before the step, the FP16 gradients are copied to the masters. After the
+# step, the masters are rounded and copied into the model.
 
 
 # %%
@@ -385,8 +387,8 @@ assert abs(hand_losses[-1] / fp32_losses[-1] - 1) < 0.02
 # %% [markdown]
 # ## Masters begin with the weights from before the cast
 #
-# The cast rounds 0.1 to 0.09997559. A master made from that would begin with the rounding error.
-# `cast_block` remembers the FP32 weights, and masters begin with them.
+# The cast rounds 0.1 to 0.09997559. A master made from the rounded weight would begin with the
+# rounding error. So `cast_block` keeps the FP32 weights, and masters begin with them.
 
 # %%
 model_params, master_params = fp16_utils.prep_param_lists(make_net())
@@ -406,7 +408,8 @@ assert round_to(0.1, FLOAT16) == np.float64(0.0999755859375)
 # ## `multi_precision=True` gives the same weights, bit for bit
 #
 # In daily work you do not write those three lines. Give the Trainer the parameters of the cast
-# network and `"multi_precision": True`, as at the top of this lesson, and it keeps the masters.
+# network and `"multi_precision": True`, as in the first section of this lesson, and it keeps the
+# masters.
 #
 # The module `amp` (automatic mixed precision) does more: `amp.init_trainer` adds a *loss scale*, a
 # number that keeps small gradients from becoming zero. It is the subject of the [next
@@ -433,8 +436,8 @@ for name, net in ways.items():
     print(f"{name}: {(weights_of(net) != by_hand).sum()} of {len(by_hand)} weights differ")
 
 # %% [markdown]
-# The masters are equal too. `mpgluon.restore` takes the cast off a network, and leaves the masters
-# as its FP32 weights:
+# The masters are equal too. To see them, we undo the casts: `mpgluon.restore` makes a network FP32
+# again, with the masters as its weights.
 
 # %%
 hand_masters = np.concatenate([master.data().asnumpy().ravel() for master in masters])
@@ -455,8 +458,8 @@ assert not np.array_equal(by_hand, start)
 # ## With masters an optimizer takes the steps of FP32
 #
 # Three optimizers update the same weights fifty times, with the same gradients: in FP32, in FP16
-# without masters, and with those of `mpgluon`. FP16 holds the gradients exactly, so that every
-# difference comes from the weights.
+# without masters, and in FP16 with the masters of `mpgluon`. FP16 holds these gradients exactly, so
+# every difference comes from the weights.
 
 # %%
 first = mx.nd.array(drawn.normal(0, 1 / 8, (16, 8)))
@@ -503,17 +506,17 @@ print(Table(("largest difference from FP32", "without masters", "with masters"),
 
 # %% [markdown]
 # With masters the difference is 0: the optimizer receives FP32 masters and FP32 copies of the
-# gradients, and never a 16-bit number. Without masters one optimizer raises an error, one loses
-# updates, and Adam returns NaN ("not a number"). Adam adds $10^{-8}$ to a divisor so that it is
-# never zero. In FP16, $10^{-8}$ is zero:
+# gradients, and never a 16-bit number. Without masters RMSprop raises an error, SGD loses updates,
+# and Adam returns NaN ("not a number"). Adam adds $10^{-8}$ to a divisor so that it is never zero.
+# In FP16, $10^{-8}$ is zero:
 
 # %%
 print("1e-8 in FP16:", np.float16(1e-8))
 
 # %% [markdown]
-# [This table](../docs/optimizers.md) has the same for all 19 optimizers of MXNet. Look there before
-# you train FP16 weights with another one. `amp.init_trainer` refuses FP16 weights without masters
-# where the optimizer would raise an error or return NaN.
+# [This table](../docs/optimizers.md) has the same results for all 19 optimizers of MXNet. Look
+# there before you train FP16 weights with another optimizer. `amp.init_trainer` refuses FP16
+# weights without masters where the optimizer would raise an error or return NaN.
 
 # %% tags=["claim"]
 assert set(differences.values()) == {0}
@@ -524,8 +527,8 @@ assert np.float16(1e-8) == 0
 # %% [markdown]
 # ## Summary
 #
-# - An FP16 weight loses every update below 1/4096 of itself, in every step. A network can learn
-#   nothing because of it, without an error.
+# - An FP16 weight loses every update below 1/4096 of itself, in every step. So a network can learn
+#   nothing at all, and no error is raised.
 # - A master weight in FP32 collects the updates. The network sees its rounded copy.
 # - `cast_block` and `multi_precision=True` do this. By hand it takes three lines, and gives the
 #   same bits.
@@ -541,9 +544,9 @@ assert np.float16(1e-8) == 0
 # Replace `...` by your answer and run the cell.
 
 # %% [markdown]
-# **02.1** (level 1) Adam keeps two running averages for each weight. How many bytes does FP16
-# training with masters take for each weight: for the weight, its gradient, its master, and the
-# averages? (The answer is a number of bytes.)
+# **02.1** (level 1) Adam keeps two running averages for each weight. How many bytes per weight does
+# FP16 training with masters take, for the weight, its gradient, its master and the averages
+# together? (The answer is a number of bytes.)
 
 # %%
 answer = ...
@@ -570,8 +573,8 @@ print(total)
 assert check("02.1", total["float16"])
 
 # %% [markdown]
-# **02.2** (level 2) The single weight above begins at 1, and its target is 1.25. How large must the
-# learning rate be at least, so that the weight moves without a master? (The answer is a learning
+# **02.2** (level 2) The single weight above begins at 1, and its target is 1.25. What is the
+# smallest learning rate with which the weight moves without a master? (The answer is a learning
 # rate, to within five percent.)
 
 # %%

@@ -8,28 +8,28 @@
 # %% [markdown]
 # # Where do small gradients go?
 #
-# A network that learns well in 32 bits can stop learning in 16. Nothing fails and no message
-# appears: its smallest gradients have become zero on the way. In this lesson you find them, and
-# bring them back with one multiplication.
-#
-# ## What you will be able to do
-#
-# - read a histogram of gradients, and say which of them FP16 would lose;
-# - scale a loss by hand, and undo the scaling in the one place where nothing is lost;
-# - let the scale find its own level, and recognise a healthy run by its skipped steps.
-#
-# You should have written a training loop with `autograd.record`, `backward` and `trainer.step`.
-# FP32 and FP16 are the formats that code calls `float32` and `float16`. Everything runs on a CPU.
+# A network that learns well in FP32 (`float32`) can stop learning in FP16 (`float16`). Nothing
+# fails and no message appears: its smallest gradients have become zero on the way. In this lesson
+# you find them, and bring them back with one multiplication.
 #
 # ![Two histograms of gradients over powers of two, with the range of FP16 behind them. Above, the
 # gradients as they are: most lie in front of the range and become zero. Below, the gradients of the
 # loss times S: the same histogram, moved to the right, lies within the range. They are divided by S
 # in FP32, inside the update.](figures/03_loss_scale.svg)
 #
-# The drawing, a sketch, is the whole lesson. Above, most gradients lie in front of FP16's range:
-# they are too small for it. Multiply the loss by a **loss scale** $S$, and all gradients move into the range
-# together. The backward pass happens there. Then the optimizer divides by $S$ in FP32, which holds
-# the small numbers as well.
+# The drawing, a sketch, shows the whole lesson. At the top, most gradients are too small for FP16:
+# they lie to the left of its range. Multiply the loss by a **loss scale** $S$, and all gradients
+# move into the range together. The backward pass computes them there. Then the optimizer divides
+# them by $S$ in FP32, which can hold the small numbers.
+#
+# ## What you will be able to do
+#
+# - read a histogram of gradients, and say which of them FP16 would lose;
+# - scale a loss by hand, and undo the scaling in the one place where nothing is lost;
+# - let the scale adapt by itself, and recognise a healthy run by its skipped steps.
+#
+# You should have written a training loop with `autograd.record`, `backward` and `trainer.step`.
+# Everything runs on a CPU.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
@@ -103,12 +103,13 @@ assert 2.0**-11 < error_of[-20] < error_of[-24] < error_of[-26] == 1  # subnorma
 assert np.isfinite(in_fp16).tolist() == (exponents < 16).tolist()
 
 # %% [markdown]
-# The step from normal to lost is not a cliff. Between them lie ten powers of two, and in each a
-# number has one binary digit less. On the right there is a cliff: 65504 is followed by infinity.
+# From normal to lost the change is gradual. Between them lie ten powers of two, and in each a
+# number has one binary digit less. At the other end the change is sudden: 65504 is followed by
+# infinity.
 #
 # ## Gradients are much smaller than weights
 #
-# We need something to train: ten shapes, drawn on a noisy background and shrunk to 32 x 32 pixels,
+# We need data and a network: pictures of ten shapes on noisy backgrounds, shrunk to 32 x 32 pixels,
 # and a ResNet with 20 layers for images of that size.
 
 # %% tags=["setup"]
@@ -149,8 +150,8 @@ print(f"{sum(p.data().size for p in net.collect_params().values()):,} parameters
 # `cross_entropy` gives one loss for each image. We take their mean ourselves. So gradients are
 # already divided by the number of images, and each step will be `trainer.step(1)`.
 #
-# First with NumPy: run one batch in FP32, take the gradient of every weight, and count how many
-# lie in each of FP16's ranges.
+# First we use NumPy: we run one batch in FP32, take the gradient of every weight, and count how
+# many lie in each of FP16's ranges.
 
 # %%
 with autograd.record():
@@ -168,10 +169,11 @@ by_hand = {
 print({name: f"{share:.2%}" for name, share in by_hand.items()})
 
 # %% [markdown]
-# Then the same with mpgluon, which also looks at numbers that NumPy cannot reach: the **activation
-# gradients**. These are the gradients of the loss with respect to what each layer returned. The
-# backward pass hands them from layer to layer, and computes the weights' gradients from them.
-# A `Batch` is what mpgluon needs to run the network: images, labels and the loss function.
+# Then we do the same with mpgluon, which also finds numbers that NumPy code cannot reach: the
+# **activation gradients**. These are the gradients of the loss with respect to the results
+# (*activations*) of the layers. The backward pass computes them layer by layer, and the weights'
+# gradients from them. A `Batch` is what mpgluon needs to run the network: images, labels and the
+# loss function.
 
 # %%
 first_batch = Batch(*batches[0], mean_loss)
@@ -187,14 +189,13 @@ assert before.shares()["normal"] < of_gradients["normal"] < of_weights["normal"]
 
 # %% [markdown]
 # Compare the rows. Weights and activations fit FP16 well. Activation gradients do not: a large part
-# of them is subnormal before training has begun. (The column *zero* is the share of true zeros
-# among all numbers; the other columns are shares of the rest. ReLU makes zeros, and they cost
-# nothing.)
+# of them is subnormal even before training. (The column *zero* is the share of true zeros among all
+# numbers; the other columns are shares of the rest. ReLU makes zeros, and FP16 holds them exactly.)
 #
 # ## The better a network gets, the smaller its gradients
 #
-# Where the loss has its minimum, the gradient is zero. On the way there it shrinks, and more and
-# more of it falls below what FP16 can hold. We train in FP32 and look again. (Leave the argument
+# At the minimum of the loss, the gradient is zero. On the way there gradients shrink, and more and
+# more of them become too small for FP16. We train in FP32 and look again. (Leave the argument
 # `weight` at 1 for now; a later section needs it.)
 
 
@@ -248,10 +249,10 @@ for histogram in (before, after):
 assert abs(widths[0] - widths[1]) <= 3
 
 # %% [markdown]
-# Notice two things. The histogram has moved to the left and is about as wide as before. And from
-# $2^{-4}$ up to $2^{16}$, half of the forty powers of two that FP16 has, there is hardly a number.
-# That is the idea of this lesson: the gradients are not too *different* for FP16, they are in the
-# wrong *place*.
+# Notice two things. The histogram has moved to the left and is about as wide as before. And there
+# is hardly a number from $2^{-4}$ up to $2^{16}$, which is half of the forty powers of two that
+# FP16 has. That is the idea of this lesson: the gradients are not too *different* for FP16, they
+# are in the wrong *place*.
 #
 # ## One multiplication moves all gradients
 #
@@ -267,14 +268,15 @@ assert abs(widths[0] - widths[1]) <= 3
 widget("loss_scale", counts={int(e): int(n) for e, n in zip(after.exponents, after.counts) if n})
 
 # %% [markdown]
-# (Here *zero* begins below $2^{-25}$: between $2^{-25}$ and $2^{-24}$ a number is rounded up to
-# $2^{-24}$. The histograms of mpgluon call that lost as well, since no digit of it is right.)
+# (In this figure *zero* begins below $2^{-25}$: a number between $2^{-25}$ and $2^{-24}$ is rounded
+# up to $2^{-24}$. The histograms of mpgluon count such a number as lost too, since no digit of the
+# result is right.)
 #
-# The same with a ResNet-50 and with formats of 16, 8 and 4 bits is a
-# [figure to play with](../docs/play.md#gradients-under-a-loss-scale).
+# Another [figure to play with](../docs/play.md#gradients-under-a-loss-scale) shows the same with a
+# ResNet-50 and with formats of 16, 8 and 4 bits.
 #
 # mpgluon finds the largest power of two at which no gradient of this batch overflows, and leaves a
-# factor of two for other batches. We run the backward pass once more, this time of
+# factor of two for other batches. We run the backward pass once more, this time with
 # $S \cdot \text{loss}$.
 
 # %%
@@ -302,9 +304,9 @@ assert scaled.shares()["overflow"] == 0
 #
 # ## The division belongs in the optimizer
 #
-# The optimizer must not see gradients that are $S$ times too large, so something has to divide by
-# $S$. It is tempting to divide the FP16 gradient itself, and wrong: the quotient has to fit into
-# FP16 again, and that was the problem.
+# Updates must not be $S$ times too large, so the gradients have to be divided by $S$ again.
+# Dividing the FP16 gradient itself is tempting, but wrong: the quotient has to fit into FP16 again,
+# and that was the problem.
 
 # %%
 scale = 2.0**16
@@ -317,10 +319,10 @@ print(f"divided in FP16: {divided_in_fp16}")
 print(f"divided in FP32: {divided_in_fp32}")
 
 # %% [markdown]
-# MXNet's optimizers divide in FP32 already. With `multi_precision=True` they keep an FP32 copy of
-# each weight, its **master weight** ([lesson 02](02_lost_updates.ipynb)). They widen the gradient
-# to FP32, multiply it by their argument `rescale_grad`, and update the master. So `rescale_grad` is
-# the right place for $1/S$.
+# MXNet's optimizers can already divide in FP32. With `multi_precision=True` they keep an FP32 copy
+# of each weight, its **master weight** ([lesson 02](02_lost_updates.ipynb)). They convert the
+# gradient to FP32, multiply it by their argument `rescale_grad`, and update the master. So
+# `rescale_grad` is the right place for $1/S$.
 
 # %%
 weight, gradient = mx.nd.zeros(1, dtype="float16"), mx.nd.array([fp16_gradient], dtype="float16")
@@ -335,8 +337,9 @@ assert divided_in_fp16 == 0
 assert master == -true_gradient == -divided_in_fp32
 
 # %% [markdown]
-# You know `rescale_grad` already: `trainer.step(n)` sets it to $1/n$. **Loss scaling by hand** is
-# therefore a new line and two changed ones. The product has to be recorded, as the loss is:
+# You know `rescale_grad` already: `trainer.step(n)` sets it to $1/n$. So **loss scaling by hand**
+# needs one new line and two changed ones. The product is computed inside `autograd.record`, as the
+# loss is:
 #
 # ```diff
 #  with autograd.record():
@@ -348,20 +351,21 @@ assert master == -true_gradient == -divided_in_fp32
 # +trainer.step(S)
 # ```
 #
-# With a fixed $S$ this is *static* loss scaling. It has worked with scales from 8 to 32768, and
-# you have to try which one. If it is too small, gradients are lost; if it is too large, they
+# With a fixed $S$ this is *static* loss scaling. Scales from 8 to 32768 have worked, and you have
+# to try which one works for you. If $S$ is too small, gradients are lost; if it is too large, they
 # overflow.
 #
 # ## The scale can find its own level
 #
-# An overflow is easy to see: an infinity in the backward pass goes on through what follows, and
-# ends in the gradients as itself or as NaN. So we can afford to try. *Dynamic* loss scaling keeps
-# $S$ as large as possible:
+# An overflow is easy to detect: an infinity in the backward pass spreads to what is computed from
+# it, and ends in the gradients as infinity or NaN. So we can try a large scale and see. *Dynamic*
+# loss scaling keeps $S$ as large as possible:
 #
-# - The gradients are not all finite: **skip** this step, and halve $S$ for the next one.
-# - They were finite for `growth_interval` steps in a row: double $S$.
+# - If the gradients are not all finite, **skip** this step, and halve $S$ for the next one.
+# - If they were finite for `growth_interval` steps in a row, double $S$.
 #
-# That is a rule on plain numbers. Here it is in Python, and below it mpgluon's, which must agree.
+# This rule needs only plain numbers. Here it is in Python. Below it, we compare it with mpgluon's
+# rule: both must agree.
 
 
 # %%
@@ -390,8 +394,8 @@ assert by_hand == with_mpgluon
 # ## Three lines of `amp` do the same, bit for bit
 #
 # In a training loop mpgluon needs three lines: `amp.init_trainer` gives the Trainer a loss scale,
-# and `amp.scale_loss`, with `backward` inside it, multiplies the loss by that scale.
-# `trainer.step` divides and skips by itself:
+# and `amp.scale_loss`, with `backward` inside it, multiplies the loss by that scale. `trainer.step`
+# then divides by the scale, or skips the step:
 #
 # ```diff
 #  trainer = gluon.Trainer(net.collect_params(), "sgd", options)
@@ -406,7 +410,7 @@ assert by_hand == with_mpgluon
 #      trainer.step(1)
 # ```
 #
-# The usual mistake is to forget the first line. Let us make it on purpose.
+# A common mistake is to leave out the first line. Let us make this mistake on purpose.
 
 # %%
 trainer = gluon.Trainer(make_network().collect_params(), "sgd", {"learning_rate": 0.01})
@@ -419,9 +423,9 @@ except mpgluon.TrainerStateError as error:
 print(f"TrainerStateError: {message}")
 
 # %% [markdown]
-# Now both loops, by hand and with `amp`, on the network in FP16. `mpgluon.cast_block` casts its
-# weights, except those of BatchNorm, and returns the results of the last layer in FP32, so that
-# the loss is FP32. For the loop by hand, `init_trainer` with `"none"` asks for no scaling: then
+# Now we run both loops, by hand and with `amp`, on the network in FP16. `mpgluon.cast_block` casts
+# its weights, except those of BatchNorm. The network still returns FP32 results, so the loss is
+# FP32. In the loop by hand, `init_trainer` with `"none"` asks for no scaling. It is there so that
 # both loops begin with the same master weights, those from before the cast.
 
 
@@ -483,9 +487,9 @@ assert equal == len(pairs)
 # ## The learning rate stays as it was
 #
 # Some losses are small from the start: a mean over all pixels of an image, or one term of many with
-# a small weight. We imitate one by multiplying our loss by $2^{-12}$, as a mean over 64 x 64 pixels
-# would, and the learning rate by $2^{12}$ in return. In FP32 that changes nothing at all: scaling
-# by a power of two is exact, and every weight stays the same, bit for bit.
+# a small weight. We imitate such a loss. We multiply our loss by $2^{-12}$, as a mean over 64 x 64
+# pixels would, and the learning rate by $2^{12}$ in return. In FP32 that changes nothing at all:
+# scaling by a power of two is exact, and every weight is the same as before, bit for bit.
 
 # %%
 small_net = make_network()
@@ -495,8 +499,8 @@ identical = all((a.data().asnumpy() == b.data().asnumpy()).all() for a, b in pai
 print(f"{len(pairs)} arrays of parameters, all bit-identical: {identical}")
 
 # %% [markdown]
-# Now FP16, without and with a loss scale: first on the loss itself, then on the small one. No
-# learning rate, momentum or number of epochs is changed.
+# Now we train in FP16: on the loss itself without a loss scale, then on the small loss without and
+# with one. Learning rate, momentum and number of epochs are those of the FP32 runs.
 
 
 # %%
@@ -552,16 +556,16 @@ assert abs(own_curve[-1] - fp32_curve[-1]) < 0.1 * abs(without_scale[-1] - fp32_
 # %% [markdown]
 # The squares lie on the FP32 line. After the division the gradients are the true ones, so nothing
 # that was tuned in FP32 has to be tuned again. The dotted run got the same images and the same
-# learning rate, but parts of its gradients were zero.
+# learning rate, but some of its gradients were zero.
 #
-# Look at the second row of the numbers too: on the loss itself this network learns in FP16 without
-# any scale. You cannot know that beforehand for a network of yours. A loss scale is an insurance,
-# and a cheap one.
+# Look at the second row of the numbers too: on the loss itself, this network learns in FP16 without
+# a scale. For a network of yours you cannot know that beforehand. So use a loss scale in any case:
+# it costs little.
 #
 # ## A skipped step now and then is a healthy sign
 #
-# Let us watch a scale. It begins at $2^{24}$, far too large on purpose, with the loss itself
-# (not the small one). It may grow after 4 good steps, so that we see it happen. For real runs
+# Let us watch the scale of a run on the loss itself (not the small one). It begins at $2^{24}$, far
+# too large on purpose. It may grow after 4 good steps, so that we see it happen. For real runs
 # `growth_interval` is 2000.
 
 # %%
@@ -584,26 +588,28 @@ assert events[0]["skipped"]  # it was too large ...
 assert max(np.diff(scales)) > 0  # ... and it grew later
 
 # %% [markdown]
-# At first each step is skipped, until $S$ fits: no weight is touched, and each try costs one batch.
-# Then $S$ climbs until it meets its ceiling, where the largest gradient times $S$ overflows. As
-# gradients shrink in training, the ceiling rises. A skip now and then is the scale touching it.
+# At first each step is skipped, until $S$ is small enough: no weight changes, and each try costs
+# one batch. Then $S$ grows until it meets its ceiling, where the largest gradient times $S$
+# overflows. As gradients shrink in training, the ceiling rises. A skip now and then shows that $S$
+# has reached it.
 #
-# Skips without end are not healthy. Then something is infinite whatever the scale, and
+# If skips never end, the run is not healthy. Then something is infinite at every scale, and
 # [lesson 06](06_reading_the_diagnostics.ipynb) finds it.
 
 # %% [markdown]
 # ## Summary
 #
-# - What is below $2^{-25}$, half of the smallest number, becomes zero in FP16. Activation gradients
-#   are the first to get there, and the better the network, the more of them.
+# - Numbers below $2^{-25}$, half of the smallest FP16 number, become zero in FP16. Activation
+#   gradients become so small first, and the better the network, the more of them.
 # - Multiply the loss by a power of two $S$ before `backward`: all gradients move together, exactly.
-# - Divide in FP32 inside the optimizer (`rescale_grad`), never the FP16 gradient.
-# - Dynamic scaling halves $S$ and skips the step when something overflows, and doubles it when
-#   nothing has for a while. With `amp` that is `init_trainer`, `scale_loss` and your old `step`.
+# - Divide by $S$ in FP32, inside the optimizer (`rescale_grad`). Never divide the FP16 gradient.
+# - Dynamic scaling halves $S$ and skips the step when a gradient overflows, and doubles $S$ after
+#   many steps without an overflow. With `amp` that is `init_trainer`, `scale_loss` and your old
+#   `step`.
 # - The optimizer gets the same gradients as in FP32: keep your hyperparameters.
 #
-# Clipping, accumulation and several losses go into this loop in
-# [lesson 09](09_a_loop_of_your_own.ipynb).
+# [Lesson 09](09_a_loop_of_your_own.ipynb) adds clipping, accumulation and several losses to this
+# loop.
 
 # %% [markdown]
 # ## Exercises
@@ -627,9 +633,9 @@ while largest * 40 / divisor > 65504:
 assert check("03.1", divisor)
 
 # %% [markdown]
-# **03.2** (level 2) A run of 3,000 steps begins with $S = 2^{16}$. Its gradients could stand
-# $2^{20}$. With the default `growth_interval=2000`, $S$ does not get there. Hand in the largest
-# `growth_interval` with which it does so in the first 1,000 steps.
+# **03.2** (level 2) A run of 3,000 steps begins with $S = 2^{16}$. Its gradients would not overflow
+# with $S = 2^{20}$ either. With the default `growth_interval=2000`, $S$ does not get there. Hand in
+# the largest `growth_interval` with which $S$ gets there in the first 1,000 steps.
 
 # %%
 answer = ...
@@ -643,10 +649,10 @@ assert check("03.2", 1000 // doublings)
 
 # %% [markdown]
 # **03.3** (level 3) Write one step of loss scaling by hand, without `amp`. The function below is a
-# step without it. It receives a network in FP16, a function `loss_of(net)` that returns its (very
-# small) loss, a Trainer with `multi_precision=True`, and $S$. It returns the $S$ of the next step.
-# Change it so that small gradients survive, the weights move as far as in FP32, and a step that
-# overflows is skipped and halves $S$. (Growing is not asked for.) Then hand in the function.
+# step without loss scaling. It receives a network in FP16, a function `loss_of(net)` that returns
+# its (very small) loss, a Trainer with `multi_precision=True`, and $S$. It returns the $S$ of the
+# next step. Change it so that small gradients survive, the weights move as far as in FP32, and a
+# step that overflows is skipped and halves $S$. ($S$ need not grow.) Then hand in the function.
 
 
 # %%

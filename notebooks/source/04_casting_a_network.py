@@ -11,14 +11,25 @@
 # Neural networks usually compute in FP32 (`float32`), with 32 bits for each number. FP16
 # (`float16`) and BF16 (`bfloat16`) have 16 bits. FP16 keeps 11 significant bits and ends at 65504.
 # BF16 keeps 8 significant bits and reaches as far as FP32. To *cast* a number is to round it to
-# another format. To cast a network is to choose a format for each of its numbers.
+# another format. To cast a network is to choose a format for each of its numbers. The picture shows
+# a small network that computes in FP16; the diamonds are casts.
+#
+# ![A chain of boxes from images to loss. Images are FP32, and are rounded on their way into the
+# convolution. Convolution, ReLU and dense layer compute in FP16, BatchNorm sums in FP32. The
+# result is widened to FP32 for the loss; labels are int32. Above the chain, cast_block: weights
+# are FP16. Below it, autocast: weights are FP32, and each is rounded on its way into the
+# chain](figures/04_casts.svg)
+#
+# Images are rounded to FP16 on their way in, and results are widened to FP32 for the loss. A
+# network can be cast in two ways. With `cast_block` (above the chain) the weights are FP16. With
+# `autocast` (below it) they stay FP32, and are rounded each time they are used.
 #
 # ## What you will be able to do
 #
 # - turn an FP32 training script into an FP16 one with three changes, and read the cast's report;
-# - say what must stay FP32 (sums, squares, labels), and show what happens otherwise;
+# - say what must not be FP16 (sums, squares, labels), and show what happens otherwise;
 # - choose between `cast_block` and `autocast`, and read a policy;
-# - keep one block in FP32, and take a cast off again;
+# - keep one block in FP32, and undo a cast;
 # - say how a CPU computes in a format for which it has no instructions.
 
 # %% tags=["parameters"]
@@ -50,7 +61,7 @@ assert mpgluon.BFLOAT16.max_exponent == mpgluon.FLOAT32.max_exponent
 # %% [markdown]
 # ## Gluon's own cast ends in an error on a CPU
 #
-# Gluon has a method for the job: `net.cast("float16")`. It rounds the *parameters* (weights and
+# Gluon has a method for casting: `net.cast("float16")`. It rounds the *parameters* (weights and
 # biases) to FP16. We cast one dense layer and give it an FP16 input. This cell fails **on
 # purpose**.
 
@@ -70,7 +81,7 @@ assert "float16 fully connected layer is currentlyonly supported by CuDNN" in me
 
 # %% [markdown]
 # The parameters were cast, but the layer cannot compute: MXNet has FP16 matrix products for GPUs
-# only (CuDNN is NVIDIA's library for them). `mpgluon.cast_block` works on both.
+# only (CuDNN is NVIDIA's library for them). `mpgluon.cast_block` works on GPUs and on CPUs.
 #
 # ## Three changes turn an FP32 script into an FP16 one
 #
@@ -101,9 +112,9 @@ def accuracy_of(net):
 
 
 # %% [markdown]
-# The training loop has the three changes marked. `multi_precision` asks the optimizer for *master
-# weights*: FP32 copies, which it updates (lesson 02). The two lines of `amp` multiply the loss by
-# a *loss scale*, so that small gradients do not become zero (lesson 03).
+# Comments in the code below mark the three changes. `multi_precision` asks the optimizer for
+# *master weights*: FP32 copies of the weights, which it updates (lesson 02). The two lines of `amp`
+# multiply the loss by a *loss scale*, so that small gradients do not become zero (lesson 03).
 
 
 # %%
@@ -167,28 +178,20 @@ kept_by_gluon.cast("float16")
 assert set(formats_of(kept_by_gluon).values()) == {"float16"}
 
 # %% [markdown]
-# Line by line:
+# The report says, line by line:
 #
 # 1. which formats the parameters, the computation and the result have;
-# 2. how many blocks compute in FP16. *Emulated* is what a CPU does (a section below is about it);
-#    on a GPU the line says *natively*;
+# 2. how many blocks compute in FP16, and how: on a CPU *emulated* (a section below explains it), on
+#    a GPU *natively*;
 # 3. which blocks were kept in FP32. `cast_block` keeps all normalization layers: BatchNorm,
 #    LayerNorm, GroupNorm and InstanceNorm (Gluon's `net.cast` keeps BatchNorm only);
 # 4. how many parameters were cast.
 #
-# A block that hands its values to code which cannot be cast, such as NumPy, has a fifth line,
-# *beyond reach*, with file and line number.
+# If a block passes its values to code that cannot be cast, such as NumPy, the report has a fifth
+# line, *beyond reach*, with file and line number.
 #
-# ![A chain of boxes from images to loss. Images are FP32, and are rounded on their way into the
-# convolution. Convolution, ReLU and dense layer compute in FP16, BatchNorm sums in FP32. The
-# result is widened to FP32 for the loss; labels are int32. Above the chain, cast_block: weights
-# are FP16. Below it, autocast: weights are FP32, and each is rounded on its way into the
-# chain](figures/04_casts.svg)
-#
-# The picture shows where numbers change their format. The diamonds are casts. With `cast_block`
-# (upper row) there are two: images are rounded on their way in, and results are widened on their
-# way out. BatchNorm takes FP16 numbers, computes in FP32, and rounds its result. The lower row is
-# for later.
+# In the picture at the top, BatchNorm takes FP16 numbers, computes in FP32, and rounds its result.
+# The lower row is for later.
 #
 # BatchNorm and the loss must stay FP32, and labels must not be cast. The next three sections show
 # why. Each begins with a failure.
@@ -235,12 +238,12 @@ assert np.spacing(np.float16(2048)) == 2
 
 # %% [markdown]
 # Above 2048 the distance between neighbouring FP16 numbers is 2. A number below 1 is less than half
-# of it. So adding it changes nothing, however often.
+# of this distance. So adding it changes nothing, however often.
 #
-# Such a sum is in the *softmax*, which turns the results of a classifier (*logits*) into
-# probabilities: it divides each exponential by the sum of all. With 10,000 equal logits, each class
-# has the probability 0.0001. We add by hand in FP16, then ask MXNet for an FP16 softmax, and at
-# last put a softmax into a cast network.
+# The *softmax* contains such a sum. It turns the results of a classifier (*logits*) into
+# probabilities: it divides each exponential by the sum of all exponentials. With 10,000 equal
+# logits, each class has the probability 0.0001. We compute it with an FP16 sum by hand, then with
+# MXNet's FP16 softmax, and last with a softmax in a cast network.
 
 # %%
 classes = 10_000
@@ -268,12 +271,12 @@ assert logits.dtype == loss.dtype == np.float32
 assert np.allclose(loss.asnumpy(), loss_by_hand, atol=1e-5)
 
 # %% [markdown]
-# The FP16 sum stands still at 2048 again, so the loss is wrong. It is still an ordinary number, and
-# nothing warns you. (MXNet adds in FP16 on a CPU, unless the environment variable
+# The FP16 sum stands still at 2048 again, so the loss is wrong. But it is still an ordinary number,
+# and no warning appears. (MXNet adds in FP16 on a CPU, unless the environment variable
 # `MXNET_SAFE_ACCUMULATION` is 1.)
 #
-# In a cast network, softmax, means and sums of many numbers are FP32. And the network returns FP32,
-# so a loss function behind it computes in FP32 too.
+# In a cast network, softmax, means and sums of many numbers are computed in FP32. The network also
+# returns FP32, so a loss function after it computes in FP32 too.
 #
 # ## Squares must be FP32: in FP16 they overflow from 256 on
 #
@@ -298,10 +301,11 @@ assert np.isinf(squares).any(axis=(1, 2, 3)).mean() > 0.99
 
 # %% [markdown]
 # A normalization layer needs such squares: it divides by the root of their mean. One infinite
-# square makes the mean infinite, and whatever is divided by it zero.
+# square makes the mean infinite, and every number divided by its root becomes zero.
 #
-# `cast_block` knows Gluon's normalization layers and computes them in FP32. But it cannot know one
-# that you wrote yourself. Here is one. We train a network with it in FP32, and cast it then.
+# `cast_block` knows Gluon's normalization layers and computes them in FP32. But it cannot know a
+# layer that you wrote yourself, such as this one. We train a network with this layer in FP32, and
+# then cast it.
 
 
 # %%
@@ -341,14 +345,14 @@ with autograd.record():  # statistics are computed in training only
 assert np.array_equal(from_plain.asnumpy().astype("float16"), from_cast.asnumpy())
 
 # %% [markdown]
-# In FP16 the network gives the same answer to all pictures: zeros arrive at the last layer, and
-# what it returns is its bias. No number is infinite at the end, none is NaN ("not a number", such
-# as 0/0), and there is no warning. We shall repair this network below.
+# In FP16 the network gives the same answer to all pictures: its last layer receives only zeros, and
+# returns its bias. No number is infinite at the end, none is NaN ("not a number", such as 0/0), and
+# there is no warning. A section below repairs this network.
 #
 # ## Labels must not be cast: FP16 has no 2049
 #
-# The distance 2 above 2048 spoils whole numbers too. Some recipes cast labels together with the
-# images.
+# Above 2048 the distance between FP16 numbers is 2, so odd whole numbers are lost too. Some recipes
+# cast labels together with the images.
 
 # %%
 whole_numbers = np.array([2047, 2048, 2049, 2051])
@@ -367,18 +371,18 @@ from_fp32, from_fp16 = (fp16_net(x).asnumpy() for x in (images, images.astype("f
 assert np.array_equal(from_fp32, from_fp16)
 
 # %% [markdown]
-# With more than 2048 classes, such a recipe trains the wrong ones. The same holds for the word
-# numbers that go into an `Embedding`. `cast_block` casts the table of an `Embedding`, and leaves
-# the numbers of its rows alone. Keep your labels in `int32`: Gluon's `SoftmaxCrossEntropyLoss`
-# takes them with logits of any format.
+# With more than 2048 classes, such a recipe trains the wrong classes. The same holds for the word
+# numbers that go into an `Embedding`. `cast_block` casts the table of an `Embedding`, but not the
+# numbers that choose its rows. Keep your labels in `int32`: Gluon's `SoftmaxCrossEntropyLoss` takes
+# them with logits of any format.
 #
 # Images may be FP16 or FP32. The first layer rounds them to FP16 anyway.
 #
 # ## `autocast` gives the same numbers from FP32 parameters
 #
-# Now to the lower row of the picture. `amp.autocast` leaves the parameters in FP32, and rounds each
-# of them every time it is used. The layers compute with the same numbers as before. What differs is
-# the format of the parameters and of their *gradients*.
+# Now to the lower row of the picture at the top. `amp.autocast` leaves the parameters in FP32, and
+# rounds each of them every time it is used. The layers compute with the same numbers as with
+# `cast_block`. Only the format of the parameters and of their *gradients* is different.
 
 
 # %%
@@ -413,7 +417,7 @@ assert set(formats_of(auto_net).values()) == {"float32"}
 assert all(is_equal == "True" for *_, is_equal in rows)
 
 # %% [markdown]
-# All logits and all gradients are equal, bit for bit. Which of the two should you take?
+# All logits and all gradients are equal, bit for bit. Which of the two should you use?
 #
 # | | `cast_block` | `autocast` |
 # |---|---|---|
@@ -423,14 +427,13 @@ assert all(is_equal == "True" for *_, is_equal in rows)
 # | a network for inference | half the memory | the memory of FP32 |
 # | BF16 on a CPU | possible | the usual way |
 #
-# `autocast` needs a loss scale too: its FP32 gradients hold FP16 numbers, which were widened at the
-# end.
+# For FP16, `autocast` needs a loss scale too: its gradients are computed as FP16 numbers, and only
+# then widened to FP32.
 #
 # ## A policy is three formats
 #
-# Which format is used where is called a *policy*. It names three formats: those of the parameters,
-# of the computation and of the result. `Policy.parse` knows the usual policies by name, and reads
-# others.
+# A *policy* says which format is used where. It names three formats: for the parameters, for the
+# computation and for the result. `Policy.parse` knows the usual policies by name, and reads others.
 
 # %%
 named = ("float32", "float16", "mixed_float16", "mixed_bfloat16")
@@ -448,14 +451,15 @@ assert policies["float16"] == report.policy
 assert policies["mixed_float16"] == amp.autocast(make_net(), "float16").policy
 
 # %% [markdown]
-# `"float16"` is `cast_block`. `"mixed_float16"` and `"mixed_bfloat16"` are `autocast` in the two
-# formats. Both functions take a policy in place of a format. The last policy makes a network return
-# FP16: use it only where no softmax and no loss follows.
+# `"float16"` is the policy of `cast_block`. `"mixed_float16"` and `"mixed_bfloat16"` are the
+# policies of `autocast` in the two formats. Both functions take a policy in place of a format. The
+# last policy makes a network return FP16: use it only where no softmax and no loss follows.
 #
 # ## `restore` takes the cast off
 #
 # Rounding loses bits, and widening FP16 weights does not bring them back. So `cast_block` keeps the
-# FP32 values, and `restore` puts them in place again. We try it with the network that failed.
+# FP32 values, and `restore` puts them back. We try it with a new network, and with the network that
+# failed.
 
 # %%
 before = make_net()[0].weight.data().asnumpy()
@@ -478,8 +482,8 @@ assert accuracy_of(own_net) == fp32_accuracy
 # %% [markdown]
 # ## One block can stay in FP32
 #
-# `keep_fp32` names what a cast leaves alone: kinds of blocks, or single blocks of this very
-# network. What is named keeps FP32 parameters **and** computes in FP32. The default is
+# `keep_fp32` names the blocks that a cast leaves alone: kinds of blocks, or single blocks of this
+# network. These blocks keep FP32 parameters **and** compute in FP32. The default is
 # `mpgluon.NORMALIZATION_LAYERS`; we add our own kind of normalization to it.
 
 # %%
@@ -494,7 +498,7 @@ assert set(formats_of(own_net).values()) == {"float16"}
 # The network gives its FP32 answers again, and its weights are FP16.
 #
 # A block is kept **with all blocks in it**. Below, a network has two parts, and the first is itself
-# a network. We keep that one, so only the layer behind it is cast. A part of a network that is cast
+# a network. We keep the first part, so only the layer after it is cast. A part of a cast network
 # cannot be cast once more; the last lines try it, and fail **on purpose**.
 
 # %%
@@ -516,15 +520,15 @@ assert all((f == "float32") == name.startswith("net_") for name, f in formats_of
 assert "last is already cast as a part of whole" in message
 
 # %% [markdown]
-# Finer still: `keep_fp32` also takes the name of an *operator* as text, such as `"Convolution"`.
-# Operators are what a block calls as `F.…`. Exercise 04.3 is about that.
+# `keep_fp32` also takes the name of a single *operator* as text, such as `"Convolution"`. Operators
+# are the functions that a block calls as `F.…`. Exercise 04.3 is about that.
 #
 # ## A CPU multiplies exactly, adds in FP32 and rounds once
 #
 # Most CPUs have no instructions for FP16 products. So how does a CPU compute what a GPU would? A
 # GPU multiplies FP16 matrices in its *Tensor Cores*. They multiply exactly, add in FP32, and round
-# the sum to FP16 at the end. A CPU can do the same: a product of two numbers of 11 bits has at most
-# 22 bits, and FP32 has room for 24. Here is a dense layer that is computed so, in NumPy.
+# the sum to FP16 at the end. A CPU can do the same in FP32: a product of two numbers of 11 bits has
+# at most 22 bits, and FP32 has room for 24. Here is a dense layer computed in this way, in NumPy.
 
 
 # %%
@@ -564,22 +568,22 @@ assert (np.abs(by_mpgluon - by_hand.astype("float64")) <= one_step + fp32_order)
 
 # %% [markdown]
 # Multiples of 1/16 agree bit for bit. With random numbers a few results may differ, by one step of
-# FP16: the last bit of an FP32 sum depends on the *order* in which its terms are added, and that
-# may decide how the sum is rounded to FP16.
+# FP16: the last bit of an FP32 sum depends on the *order* in which its terms are added, and this
+# bit may decide how the sum is rounded to FP16.
 #
 # For the same reason a GPU and a CPU agree up to such steps, and not bit for bit. (A Tensor Core
 # also adds several products at a time and cuts off what does not fit. `accumulation="hopper"` in a
 # policy makes a CPU add like that:
 # [what a Tensor Core computes](../docs/gpu.md#what-a-tensor-core-computes).)
 #
-# So FP16 on a CPU is for learning, testing and debugging: the numbers are a GPU's, the speed is
-# not (lesson 07 measures it).
+# So FP16 on a CPU is for learning, testing and debugging: it gives the numbers of a GPU, but not
+# its speed (lesson 07 measures it).
 #
 # ## BF16 is native where the processor has it
 #
-# Some CPUs have instructions for BF16. Then products are computed with them, and BF16 is faster
-# than FP32. On other CPUs, BF16 is emulated like FP16. `check_machine` says which of the two you
-# have, and so does the report of a cast. We compare both formats with FP32.
+# Some CPUs have instructions for BF16. They compute products with these, and BF16 is faster than
+# FP32. On other CPUs, BF16 is emulated like FP16. `check_machine` says which of the two you have,
+# and so does the report of a cast. We compare FP16 and BF16 with FP32.
 
 # %%
 machine = check_machine()
@@ -608,13 +612,14 @@ assert errors["float16"] < 4 * 2.0**-11
 
 # %% [markdown]
 # BF16 has three significant bits less than FP16, so each of its roundings is $2^3 = 8$ times as
-# coarse. (Native BF16, run imperatively as here, rounds less often: what is between products stays
-# FP32.) In return it has FP32's range: nothing overflows at 65504, and no loss scale is needed.
+# coarse. (Native BF16 rounds less often here, because the results between products stay FP32.) In
+# return it has FP32's range: nothing overflows at 65504, and no loss scale is needed.
 #
 # ## You may debug imperatively what you train hybridized
 #
 # Gluon runs a network *imperatively*, operator by operator, or *hybridized*, as one graph that may
-# be rearranged. Hybridized is faster (lesson 07). In FP16 the results are the same, bit for bit.
+# be rearranged. A hybridized network is faster (lesson 07). In FP16 both give the same results, bit
+# for bit.
 
 # %%
 imperative_net, graph_net = make_net(), make_net()
@@ -640,9 +645,9 @@ for hybridized in (False, True):
 assert all(map(np.array_equal, *emulated))
 
 # %% [markdown]
-# For BF16 this holds where it is emulated. `Policy.parse("emulated_bfloat16")` asks for that on any
-# processor, and gives the same results on all of them. A graph in native BF16 may keep BF16 where
-# an imperative run has FP32.
+# For BF16 this holds where BF16 is emulated. `Policy.parse("emulated_bfloat16")` asks for emulation
+# on any processor, and gives the same results on all of them. A graph in native BF16 may keep BF16
+# where an imperative run has FP32.
 #
 # ## Summary
 #
@@ -650,11 +655,11 @@ assert all(map(np.array_equal, *emulated))
 #   loss scale.
 # - Sums, squares and labels must not be FP16: sums stand still at 2048, squares overflow from 256
 #   on, and there is no 2049. `cast_block` keeps Gluon's normalization layers, all sums, and the
-#   result in FP32. A layer of your own that squares its input is up to you.
+#   result in FP32. If a layer of your own squares its input, keep it in FP32 yourself.
 # - `cast_block` makes FP16 parameters, `autocast` keeps them FP32. They compute the same numbers.
-# - `keep_fp32` keeps a block in FP32 with all blocks in it. `restore` takes the whole cast off.
-# - A CPU multiplies FP16 numbers exactly, adds in FP32 and rounds once: a Tensor Core's arithmetic,
-#   but for the order of adding.
+# - `keep_fp32` keeps a block in FP32 with all blocks in it. `restore` undoes the whole cast.
+# - A CPU multiplies FP16 numbers exactly, adds in FP32 and rounds once, as a Tensor Core does,
+#   except for the order of adding.
 #
 # ## Exercises
 #

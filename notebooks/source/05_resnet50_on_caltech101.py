@@ -8,14 +8,22 @@
 # %% [markdown]
 # # Does ResNet-50 learn as well in sixteen bits?
 #
-# The lessons before this one looked at one part of mixed precision at a time. This one does a whole
-# job: it trains ResNet-50 on photographs in three formats, compares the results, stops a run and
-# continues it, and starts another run from trained weights.
+# Lessons 01 to 04 each looked at one part of mixed precision. This lesson does a whole job: it
+# trains ResNet-50 on photographs in three formats, compares the results, stops a run and continues
+# it, and starts another run from trained weights. The drawing shows one training run.
+#
+# ![A run: a config of all options leads to a loader of images and int32 labels, and on to the loop
+# of forward, scale_loss, backward and step. The loop writes a log and checkpoints. From a
+# checkpoint the loop resumes to the same bits](figures/05_run.svg)
+#
+# A *loader* reads the images, and a *config* has all options of the run in one value. A
+# *checkpoint* is a file from which a stopped run continues, to the same bits as if it had not been
+# stopped.
 #
 # ## What you will be able to do
 #
 # - train an image classifier in FP32, FP16 and BF16, and say what each format needs;
-# - compare training runs, and tell a difference from luck;
+# - compare training runs, and tell a real difference from luck;
 # - stop a run at any step and continue it to the same bits;
 # - start an FP16 run from trained FP32 weights.
 #
@@ -79,10 +87,10 @@ def records(name):
 # %% [markdown]
 # ## Rounding the images to FP16 loses nothing
 #
-# The photographs are of Caltech 101. We take ten of its categories, so that the lesson takes a few
-# minutes. (`python scripts/download_caltech.py` fetches the photographs. Without them, ten kinds of
-# rendered shapes take their place; the line below says which data was used.) Images of your own
-# serve as well: make a folder, and in it a folder for each category.
+# The photographs are from the data set Caltech 101. We take ten of its categories, so that the
+# lesson takes only a few minutes. (`python scripts/download_caltech.py` fetches the photographs.
+# Without them, ten kinds of rendered shapes take their place; the line below says which data was
+# used.) You can also use images of your own: make a folder, and in it a folder for each category.
 
 # %% tags=["setup"]
 files = tempfile.TemporaryDirectory()  # all that this notebook writes; its last code removes it
@@ -106,9 +114,9 @@ folder = copy_first(IMAGES_PER_CLASS, WORK / "images")
 print(f"data set: {DATASET}, {len(folder)} images, {len(folder.classes)} categories")
 
 # %% [markdown]
-# A *loader* decodes the images, cuts out a square, shrinks it, and *normalizes* it: from each
-# colour it subtracts the mean of many photographs, and divides by their standard deviation. Here
-# is the first image of each category, as the network will see it.
+# The loader decodes the images, cuts out a square, shrinks it, and *normalizes* it: from each
+# colour it subtracts the mean of many photographs, and divides by their standard deviation. Here is
+# the first image of each category, as the network will see it.
 
 # %%
 first = [int(np.flatnonzero(folder.labels == label)[0]) for label in range(10)]
@@ -130,7 +138,7 @@ plt.show()
 # with NumPy. Then we ask the loader for FP16 images.
 #
 # Labels are numbers too, but not measurements: a rounded label is another category. FP16 has no odd
-# numbers above 2048. So labels stay `int32`, whatever the format of the images.
+# numbers above 2048. So labels stay `int32`, in whatever format the images are.
 
 # %%
 levels = (np.arange(256, dtype=np.float32)[:, None] / 255 - IMAGENET_MEAN) / IMAGENET_STD
@@ -148,18 +156,17 @@ assert fp16_labels.dtype == np.int32
 # %% [markdown]
 # ## One loop trains in all three formats
 #
-# What a format needs is known from the lessons before:
+# The lessons before showed that FP16 needs three things:
 #
-# 1. FP16 needs a cast: `cast_block` makes weights and computation FP16, and leaves BatchNorm in
-#    FP32 ([lesson 04](04_casting_a_network.ipynb)).
-# 2. It needs *master weights*, FP32 copies that the optimizer changes: `multi_precision`
+# 1. A cast: `cast_block` makes weights and computation FP16, and leaves BatchNorm in FP32
+#    ([lesson 04](04_casting_a_network.ipynb)).
+# 2. *Master weights*, FP32 copies that the optimizer updates: `multi_precision`
 #    ([lesson 02](02_lost_updates.ipynb)).
-# 3. It needs a *loss scale* S, which multiplies the loss before the backward pass, so that small
-#    gradients do not become zero: `init_trainer` and `scale_loss`
-#    ([lesson 03](03_lost_gradients.ipynb)).
+# 3. A *loss scale* S, which multiplies the loss before the backward pass, so that small gradients
+#    do not become zero: `init_trainer` and `scale_loss` ([lesson 03](03_lost_gradients.ipynb)).
 #
-# BF16 needs less. *Autocast* leaves the weights in FP32 and rounds them each time they are used:
-# they are their own masters. BF16 has FP32's range, so there is no loss scale (`"none"`). With
+# BF16 needs less. *Autocast* leaves the weights in FP32 and rounds them each time they are used, so
+# no separate masters are needed. BF16 has FP32's range, so there is no loss scale (`"none"`). With
 # `"none"`, the same loop also trains in FP32.
 
 # %% tags=["setup"]
@@ -223,21 +230,19 @@ for dtype in FORMATS:
     print(f"{NAMES[dtype]}, the first losses:", *(f"{loss:.4f}" for loss in by_hand[dtype][:4]))
 
 # %% [markdown]
-# FP16's first losses come from the same weights: its first steps overflowed and were skipped.
+# FP16's first losses all come from the initial weights: its first steps overflowed and were
+# skipped.
 #
-# (`images.attach_grad()` is not in most tutorials. ResNet v2 begins with a BatchNorm without
-# parameters. MXNet renews the running averages of a BatchNorm in the backward pass, and leaves that
-# pass out where nothing is to be learned, unless the input asks for a gradient. Without this line
-# the network would be tested with other averages than it was trained with.)
+# (Most tutorials do not have the line `images.attach_grad()`. ResNet v2 begins with a BatchNorm
+# without trainable parameters. MXNet updates the running averages of a BatchNorm in the backward
+# pass. It leaves this pass out for a layer that has nothing to learn, unless the layer's input asks
+# for a gradient. Without this line the network would be tested with other averages than it was
+# trained with.)
 #
-# `recipes.training.train` is this loop, with a test after each epoch, a log and checkpoints:
-#
-# ![A run: a config of all options leads to a loader of images and int32 labels, and on to the loop
-# of forward, scale_loss, backward and step. The loop writes a log and checkpoints. From a
-# checkpoint the loop resumes to the same bits](figures/05_run.svg)
-#
-# All that a run depends on is in one value, its config: model, data, batch, schedule, seed, format.
-# `python scripts/train_caltech.py --dtype float16 --epochs 8 …` makes the same value from options.
+# `recipes.training.train` is this loop, with a test after each epoch, a log and checkpoints, as in
+# the drawing at the top. All that a run depends on is in its config: model, data, batch, schedule,
+# seed, format. `python scripts/train_caltech.py --dtype float16 --epochs 8 …` makes the same value
+# from options.
 
 # %%
 CONFIG = TrainingConfig(
@@ -248,7 +253,7 @@ CONFIG = TrainingConfig(
 )  # fmt: skip
 
 # %% [markdown]
-# We train in three formats, from the same first weights, with the same images in the same order.
+# We train in three formats, from the same initial weights, with the same images in the same order.
 
 # %%
 results, steps, epochs = {}, {}, {}
@@ -274,8 +279,8 @@ for dtype in FORMATS:
     print(f"{last_loss:.2f} in the last; first losses equal to those above: {same}")
 
 # %% [markdown]
-# The first eight losses of each run equal those of our own loop, not nearly, but bit for bit. And
-# the loss falls in all three formats.
+# The first eight losses of each run equal those of our own loop, bit for bit. And the loss falls in
+# all three formats.
 
 # %% tags=["claim"]
 assert not set(train_indices) & set(test_indices)
@@ -288,7 +293,7 @@ assert steps["float16"][0]["skipped"]
 # %% [markdown]
 # ## The formats differ by no more than luck
 #
-# Now read the curves: the training loss, and the share of right answers on the test images.
+# Here are the curves of the training loss, and of the share of right answers on the test images.
 
 # %% tags=["plot"] alt="Training loss falls, test accuracy rises; three formats cross"
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
@@ -305,13 +310,14 @@ for axes, corner in zip(panels, ("upper right", "lower right")):
 plt.show()
 
 # %% [markdown]
-# The lines do not coincide, and need not. A rounding changes a loss a little, and after some steps
-# each run goes its own way, as it would with another seed. So do not ask whether the last
-# accuracies are equal. Ask whether they differ by more than luck.
+# The lines need not coincide. A rounding changes a loss a little, and after some steps the runs are
+# different, as they would be with different seeds. So do not ask whether the last accuracies are
+# equal. Ask whether they differ by more than luck.
 #
-# Luck has a size. If a network is right with probability $p$, its accuracy on $n$ test images has a
-# *standard error* of $\sqrt{p(1-p)/n}$. The difference of two such accuracies has one of $\sqrt{2}$
-# times that. If two networks are equally good, a difference above three standard errors is rare.
+# The effect of luck can be computed. If a network is right with probability $p$, its accuracy on
+# $n$ test images has a *standard error* of $\sqrt{p(1-p)/n}$. The standard error of the difference
+# of two such accuracies is $\sqrt{2}$ times as large. If two networks are equally good, a
+# difference above three standard errors is rare.
 
 # %%
 base, n = results["float32"]["test_accuracy"], len(test_indices)
@@ -330,18 +336,19 @@ assert all(abs(results[dtype]["test_accuracy"] - base) < luck for dtype in FORMA
 # %% [markdown]
 # ## On all of Caltech 101, three seeds show no difference either
 #
-# Few test images show only large differences. So the three formats were also trained on all 101
-# categories, with three seeds each: 30 photographs of each category for training, and up to 50 of
-# the others for testing. That takes hours, so this notebook reads the records of those runs.
-# (`python study/scripts/evidence.py run caltech101` repeats them, with this same `train`.)
+# With few test images, only large differences can be seen. So the three formats were also trained
+# on all 101 categories, with three seeds each. From each category, 30 photographs were for
+# training, and up to 50 others for testing. That takes hours, so this notebook reads the records of
+# those runs. (`python study/scripts/evidence.py run caltech101` repeats them, with this same
+# `train`.)
 #
 # Some categories have 50 test photographs, others only one. The literature therefore gives the
-# *mean of the categories' accuracies*, in which each category counts as much as another. It is
-# given in *points*, which are hundredths.
+# *mean of the categories' accuracies*, in which all categories count equally. It is given in
+# *points*, which are hundredths.
 #
-# Runs of the same seed have the same split, the same first weights and the same order of images. So
-# we subtract FP32's result seed by seed. From the three differences follows their *95 % interval*,
-# by Student's t with two degrees of freedom.
+# Runs with the same seed have the same split, the same initial weights and the same order of
+# images. So we subtract FP32's result seed by seed. The three differences give a *95 % interval* of
+# their mean, by Student's t with two degrees of freedom.
 
 # %%
 recorded = {dtype: records(f"caltech101/{dtype}") for dtype in FORMATS}
@@ -384,8 +391,8 @@ right.set(ylabel="difference to FP32 (points)", title="Both intervals contain ze
 plt.show()
 
 # %% [markdown]
-# Both intervals contain zero: three seeds show no difference. They do not prove that there is none
-# either. A loss of as many points as the lower end of an interval is possible.
+# Both intervals contain zero: three seeds show no difference. But they do not prove that there is
+# none. A loss of as many points as the lower end of an interval is possible.
 
 # %% tags=["claim"]
 assert all(len(of_seeds) == 3 for of_seeds in points.values())
@@ -394,12 +401,13 @@ assert all(low < 0 < high for low, high in (intervals[dtype] for dtype in FORMAT
 # %% [markdown]
 # ## The loss scale's curve follows from which steps were skipped
 #
-# S starts at $2^{16}$, which is too high on purpose: an overflow is noticed, a gradient that became
-# zero is not. An overflow skips the step and halves S. After `growth_interval` good steps in a row
-# S doubles. A skipped step costs one batch and harms nothing else: weights, masters and schedule
-# stay as they were.
+# S starts at $2^{16}$, which is too high on purpose: an overflow is noticed, but a gradient that
+# became zero is not. An overflow skips the step and halves S. After `growth_interval` good steps in
+# a row S doubles. A skipped step costs one batch and harms nothing else: weights, masters and
+# schedule stay as they were.
 #
-# We give the rule, `DynamicLossScale`, nothing but the log's answers to "was this step skipped?".
+# The class `DynamicLossScale` is this rule. We give it only one thing from the log: for each step,
+# whether it was skipped.
 
 # %%
 rule, replayed = mpgluon.DynamicLossScale(growth_interval=growth_interval), []
@@ -423,9 +431,9 @@ assert same
 # ## A parameter file is not a checkpoint
 #
 # `net.save_parameters` saves the FP16 weights. It does not save the masters, Adam's running
-# averages, the schedule's position or the loss scale. A *checkpoint* has all of them. We do four
-# FP16 steps, save in both ways, and do two more. Then two new networks go on, one from each file.
-# (S starts low here, so that no step is skipped.)
+# averages, the schedule's position or the loss scale. A checkpoint has all of them. We do four FP16
+# steps, save in both ways, and do two more steps. Then two new networks continue, one from each
+# file. (S starts low here, so that no step is skipped.)
 
 # %%
 batches = first_batches("float16")
@@ -449,8 +457,8 @@ print("continued from its parameters:", from_parameters)
 print("continued from its checkpoint:", from_checkpoint)
 
 # %% [markdown]
-# The first loss is right in both cases: it needs the weights only. The second comes after an
-# update. The update used masters, averages and schedule, which the parameter file does not have.
+# The first loss is right in both cases: it needs the weights only. The second loss comes after an
+# update, which used masters, averages and schedule. The parameter file does not have these.
 
 # %% tags=["claim"]
 assert from_checkpoint == expected
@@ -460,10 +468,10 @@ assert from_parameters[1] != expected[1]
 # %% [markdown]
 # ## A run that was stopped goes on to the same bits
 #
-# `train` writes a checkpoint after each epoch. When it is told to stop (Ctrl-C sends the signal
-# SIGINT, clusters send SIGTERM), it finishes the step, writes one more, and ends. We train a short
-# FP16 run to its end. We start the same run again, and a second thread sends SIGINT after three
-# steps. `resume=True` continues it.
+# `train` writes a checkpoint after each epoch. When it receives a signal to stop (Ctrl-C sends
+# SIGINT, clusters send SIGTERM), it finishes the step, writes one more checkpoint, and ends. We
+# train a short FP16 run to its end. Then we start the same run again, and a second thread sends
+# SIGINT after three steps. `resume=True` continues it.
 
 # %% tags=["setup"]
 copy_first(3, WORK / "few")
@@ -497,8 +505,8 @@ equal = [np.array_equal(one[name].asnumpy(), other[name].asnumpy()) for name in 
 print(f"{sum(equal)} of {len(equal)} arrays of parameters are identical")
 
 # %% [markdown]
-# A run cannot change its format on the way. The next cell fails **on purpose**: it asks to go on in
-# FP32. A checkpoint knows its config, and `train` refuses before it changes anything.
+# A run cannot change its format when it continues. The next cell fails **on purpose**: it asks to
+# go on in FP32. A checkpoint contains its config, so `train` can refuse before it changes anything.
 
 # %%
 try:
@@ -518,8 +526,8 @@ assert "dtype was 'float16', is 'float32'" in message
 # ## Trained FP32 weights are a good start for an FP16 run
 #
 # A network with trained FP32 parameters needs no training from scratch. The order matters: load
-# first, then cast. `cast_block` rounds the weights, and remembers their FP32 values: the masters
-# will start with those. So nothing is lost, as taking the cast off again shows.
+# first, then cast. `cast_block` rounds the weights, and keeps their FP32 values: the masters will
+# start with those. So nothing is lost. To show this, we undo the cast (`restore`) and compare.
 
 # %%
 net = network()
@@ -536,10 +544,10 @@ print(f"{len(moved)} of {len(before)} arrays were rounded by the cast;", end=" "
 print(f"{len(unharmed)} are as in the file when it is taken off")
 
 # %% [markdown]
-# Now an FP16 run that starts from the FP32 network that was trained above, with a tenth of the
-# learning rate, as is usual for *fine-tuning*. The `pretrained` of a config loads and casts in the
-# right order. We compare with the FP16 run from random weights, which has the same training images.
-# (No run was trained on the test images.)
+# Now an FP16 run starts from the FP32 network that was trained above, with a tenth of the learning
+# rate, as is usual for *fine-tuning*. The option `pretrained` of a config loads and casts in the
+# right order. We compare it with the FP16 run from random weights, which has the same training
+# images. (No run was trained on the test images.)
 
 # %%
 TUNE = replace(
@@ -558,8 +566,8 @@ print(f"FP16 runs, {TUNE.epochs} epochs. The FP32 network had a test accuracy of
 print(Table(headings, rows))
 
 # %% [markdown]
-# Usually the trained weights come from *other* categories. Then the last layer, whose size
-# differs, keeps its random weights. The records have such runs: trained on 81 categories of
+# Usually the trained weights come from *other* categories. Then the last layer, whose size is
+# different, keeps its random weights. The records have such runs: trained on 81 categories of
 # Caltech 101, then on the other 20, with three seeds.
 
 # %%
@@ -589,11 +597,10 @@ files.cleanup()
 # - All three formats learned, on all of Caltech 101 too. Compare accuracies by their standard error
 #   or by several seeds, and by the mean of the categories where their sizes differ.
 # - The loss scale starts too high, costs a few steps, and settles. The log is enough to replay it.
-# - Continue a run from a checkpoint. With a parameter file alone it takes another course.
+# - Continue a run from a checkpoint. From a parameter file alone, its results are different.
 # - Load FP32 parameters first, cast afterwards. The masters are then unrounded.
 #
-# Which format is faster on your machine is the question of
-# [lesson 07](07_speed_and_memory.ipynb).
+# [Lesson 07](07_speed_and_memory.ipynb) shows which format is faster on your machine.
 
 # %% [markdown]
 # ## Exercises
@@ -612,10 +619,10 @@ check("05.1", answer)
 assert check("05.1", int(np.ceil(18 * 0.7 * 0.3 / 0.02**2)))
 
 # %% [markdown]
-# **05.2** (level 3) A run has 2,000 steps. Its gradients overflow whenever S is above $2^{13}$,
-# where it starts. In steps 1,000 to 1,002 the batches are bad: there they overflow whenever S is
-# above $2^{10}$. Which `growth_interval` skips at most 2 % of the steps, and has S back at $2^{13}$
-# by step 1,300? Hand in a number of steps.
+# **05.2** (level 3) A run has 2,000 steps. S starts at $2^{13}$, and gradients overflow whenever S
+# is above $2^{13}$. In steps 1,000 to 1,002 the batches are bad: there, gradients overflow whenever
+# S is above $2^{10}$. Which `growth_interval` skips at most 2 % of the steps, and has S back at
+# $2^{13}$ by step 1,300? Hand in a number of steps.
 
 # %%
 answer = ...
@@ -628,9 +635,9 @@ check("05.2", answer)
 assert check("05.2", 75)
 
 # %% [markdown]
-# **05.3** (level 2) Write a function of a network and the path of a file with its FP32 parameters
-# (`net.save_parameters` wrote it). Afterwards the network is FP16, and its masters start with the
-# very numbers of the file. Hand in the function.
+# **05.3** (level 2) Write a function with two arguments: a network, and the path of a file with its
+# FP32 parameters (written by `net.save_parameters`). Afterwards the network is FP16, and its
+# masters start with exactly the numbers of the file. Hand in the function.
 
 
 # %%
@@ -650,9 +657,9 @@ def load_then_cast(net, path):
 assert check("05.3", load_then_cast)
 
 # %% [markdown]
-# Three more to try, with minutes of training each: FP32 with `seed=1` (does the accuracy change by
-# more than between formats?); FP16 with `growth_interval=5` (how many steps are skipped?); six
-# categories in FP32, then FP16 on the other four.
+# Three more experiments, each with minutes of training: FP32 with `seed=1` (does the accuracy
+# change by more than between formats?); FP16 with `growth_interval=5` (how many steps are
+# skipped?); six categories in FP32, then FP16 on the other four.
 #
 # ## References
 #

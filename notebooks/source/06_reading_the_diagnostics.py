@@ -8,18 +8,28 @@
 # %% [markdown]
 # # Which layer breaks in sixteen bits?
 #
-# This lesson is a detective story. A network learns in FP32 (`float32`). In FP16 (`float16`) the
-# same network learns nothing at all. One of its four layers is to blame. We follow the trail from
-# the symptom to the culprit, and to the cure.
+# A network learns in FP32 (`float32`). In FP16 (`float16`) the same network learns nothing at all.
+# One of its four layers is to blame. This lesson is a detective story: we follow the trail from the
+# symptom to the culprit, and to the cure.
+#
+# ![A trail. The symptom, every step is skipped and the scale falls to 1, leads to the tool
+# locate_overflow, which runs the batch again and looks inside. It names the place: block, operator,
+# format, and the largest number before. Then range_report shows what is too large, what is lost,
+# and the best scale. If the forward pass is too large, keep it in FP32; if only gradients are,
+# change the scale. Then train again](figures/06_trail.svg)
+#
+# The sketch is our trail: symptom, place, reason, cure. (S is the loss scale. `locate_overflow` and
+# `range_report` are functions of mpgluon.)
 #
 # ## What you will be able to do
 #
 # - read the symptoms: a loss that is NaN, skipped steps, a loss scale that falls to 1;
-# - ask the layers' status flags who overflowed;
+# - ask the layers' status flags which layer overflowed;
 # - find the block and the operator in which the first infinite number appeared;
 # - say why no loss scale helps against it;
-# - find out which blocks to keep in FP32, and check that it helps;
-# - find the step and the layer in which two runs part, and say whether rounding can explain it.
+# - find out which blocks to keep in FP32, and check that this helps;
+# - find the step and the layer in which two runs begin to differ, and say whether rounding can
+#   explain it.
 #
 # You should know casting (lesson 04) and loss scaling (lesson 03).
 
@@ -60,9 +70,9 @@ steps = 60 if FAST else 150
 # %% [markdown]
 # ## In FP32 the network learns
 #
-# Our data are short sounds, each with one of four pitches. As in most audio files, each number is a
-# whole one between -32768 and 32767. Some sounds are quiet, some are loud. FP16 ends at 65504, so
-# it can hold every sound.
+# Our data are short sounds, each with one of four pitches. As in most audio files, a sound is a row
+# of whole numbers between -32768 and 32767. Some sounds are quiet, some are loud. FP16 ends at
+# 65504, so all of these numbers are in its range.
 
 # %%
 sounds, pitches = make_sounds(32, seed=0)
@@ -70,8 +80,8 @@ print(f"shape {sounds.shape}, largest number {np.abs(sounds.asnumpy()).max():.0f
 
 # %% [markdown]
 # The network listens with 16 filters (a convolution over time). Then it takes the *energy* that
-# passes each filter: the mean of squares. Its logarithm makes loud and quiet sounds comparable. A
-# hidden layer and an output layer follow. Here are all four suspects.
+# passes each filter: the mean of the squared results. The logarithm of this mean makes loud and
+# quiet sounds comparable. A hidden layer and an output layer follow. Here are all four suspects.
 
 
 # %%
@@ -89,8 +99,8 @@ for layer in make_net(Energy):
 print(Table(("layer", "kind", "weights and biases"), rows))
 
 # %% [markdown]
-# We train it in FP32. (`train` is a loop like that of lesson 04, and also notes the loss and the
-# loss scale of each step. In FP32 the loss scale is `"none"`.)
+# We train it in FP32. (`train` is a loop as in lesson 04. It also notes the loss and the loss scale
+# of each step. In FP32 the loss scale is `"none"`.)
 
 # %%
 fp32_net, fp32_history = make_net(Energy), []
@@ -106,8 +116,8 @@ assert accuracy_of(fp32_net) > 0.9
 # ## The symptom: in FP16 the loss is NaN, and every step is skipped
 #
 # Now the same in FP16. A step whose gradients are not all finite is *skipped*: the weights stay as
-# they are, and the loss scale is halved, down to 1. mpgluon gives up when a number of further steps
-# is skipped at that scale; we say 5. This cell fails **on purpose**.
+# they are, and the loss scale is halved, down to 1. mpgluon gives up when several more steps in a
+# row are skipped at that scale; here we choose 5. This cell fails **on purpose**.
 
 # %%
 fp16_net, fp16_history = make_net(Energy), []
@@ -142,30 +152,23 @@ assert all(event["skipped"] and np.isnan(event["loss"]) for event in fp16_histor
 assert [fp16_history[place]["loss_scale"] for place in (0, -1)] == [65536, 1]
 
 # %% [markdown]
-# A few skipped steps at the beginning are normal: the loss scale is looking for its place. Here it
-# falls all the way. And the loss itself is NaN ("not a number", such as infinity minus infinity).
-# It is computed before any gradient. So the gradients are not merely too large: something breaks in
-# the forward pass.
+# A few skipped steps at the beginning are normal: the loss scale is still too large, and each
+# skipped step halves it. Here it falls to its minimum, 1. And the loss itself is NaN ("not a
+# number", such as infinity minus infinity). The loss is computed before any gradient. So the
+# gradients are not merely too large: something breaks in the forward pass.
 #
 # The message names a first suspect, `energy`, and the first *parameter* whose gradient is not
-# finite, `filters_weight`. There we notice the damage; it need not have begun there.
+# finite, `filters_weight`. The damage shows there, but it need not have begun there.
 #
-# ![A trail. The symptom, every step is skipped and the scale falls to 1, leads to the tool
-# locate_overflow, which runs the batch again and looks inside. It names the place: block, operator,
-# format, and the largest number before. Then range_report shows what is too large, what is lost,
-# and the best scale. If the forward pass is too large, keep it in FP32; if only gradients are,
-# change the scale. Then train again](figures/06_trail.svg)
-#
-# This is the trail that we follow: from the symptom to the place, from the place to the reason, and
-# from the reason to the cure. (On the way, `compare_with_fp32` and `suggest_keep_fp32` check that
-# nobody else is to blame.)
+# That was the symptom. The next point on our trail is the place.
 #
 # ## The first clue: `energy` has raised a flag
 #
 # A processor has *status flags*: after a computation they say whether a result was too large
-# (`overflow`), or whether a NaN was made of ordinary numbers (`invalid`). In a cast network on a CPU
-# each layer has such flags. Every rounding to FP16 raises them where it has to, and the step takes
-# them. So after any step, and without running anything again, we can ask who overflowed.
+# (`overflow`), or whether a NaN came out although no NaN went in (`invalid`). In a cast network on
+# a CPU each layer has such flags. A rounding to FP16 that overflows raises the flag of its layer,
+# and the step collects the flags. So after any step we can ask which layer overflowed, without
+# running anything again.
 
 # %%
 flags = amp.step_flags(trainer)  # of the latest step
@@ -177,11 +180,12 @@ assert (suspect is not None) == kernels.available()  # native operators raise th
 assert suspect is None or (suspect.layer == "energy" and suspect.forward.overflow)
 
 # %% [markdown]
-# Flags see the rounding itself, not what becomes of its result. That matters, because later layers
-# can hide an overflow. MXNet's ReLU on a CPU makes 0 of NaN: behind it all looks well, and the
-# layers learn from zeros. In a cast network ReLU keeps the NaN, the loss becomes NaN, and the step
-# is skipped. Of minus infinity ReLU makes 0 there too, and then only the flag is left: a case of the
-# [overflow hunt](../docs/play.md#an-overflow-hunt), which is a figure to play with.
+# A flag records the rounding itself, whatever later layers do with its result. That matters,
+# because later layers can hide an overflow. MXNet's ReLU on a CPU turns NaN into 0: after it all
+# numbers look well, and the layers learn from zeros. In a cast network ReLU keeps the NaN, the loss
+# becomes NaN, and the step is skipped. But ReLU turns minus infinity into 0 there too, and then
+# only the flag is left. (The [overflow hunt](../docs/play.md#an-overflow-hunt), a figure to play
+# with, has such a case.)
 
 # %%
 relu = nn.Activation("relu")
@@ -197,9 +201,9 @@ assert np.isnan(relu(numbers).asnumpy()[0])
 # %% [markdown]
 # ## The place: the first number that is not finite is in `energy`
 #
-# A flag names the layer. For the operator, and for the numbers that came in, we look inside. First
-# by hand. We send the batch of the first step through the network, layer by layer, and look
-# at what each layer returns.
+# A flag names the layer. To find the operator, and the numbers that came in, we look inside. We do
+# it by hand first: we send the batch of the first step through the network, layer by layer, and
+# look at what each layer returns.
 
 # %%
 result, culprit = sounds, None
@@ -211,13 +215,13 @@ for layer in fp16_net:
         culprit = layer
 
 # %% [markdown]
-# `filters` returned ordinary numbers, and `energy` made something infinite of them. The layers
-# behind it only pass the damage on.
+# `filters` returned ordinary numbers, and `energy` made infinity of them. The layers after it only
+# pass the damage on.
 #
 # That was easy, because this network is a plain chain, and because we knew which batch to take. The
-# `OverflowLocator` does it for any network and any training loop. We attached one before the
-# training. It costs nothing while all is well. At the first skipped step it ran the batch once more
-# and looked at every operator of every block.
+# `OverflowLocator` does the same for any network and any training loop. We attached one before the
+# training. It costs nothing until a step is skipped. At the first skipped step it ran the batch
+# once more and looked at every operator of every block.
 
 # %%
 report = locator.report
@@ -244,8 +248,8 @@ assert np.isinf(squares).any()
 # ## The reason: what layers return fits, the squares inside `energy` do not
 #
 # Could a smaller loss scale have saved us? The loss scale multiplies the loss, so it changes the
-# gradients. It cannot change the forward pass. `locate_overflow` is the locator for one batch, on
-# demand. We ask it at three very different scales.
+# gradients. It cannot change the forward pass. `locate_overflow` does the locator's work for one
+# batch. We call it with three very different scales.
 
 # %%
 batch = Batch(sounds, pitches, loss_fn)  # what all diagnostics take
@@ -259,9 +263,9 @@ for exponent in (-20, 0, 20):
 assert places == {("forward", "energy")}
 
 # %% [markdown]
-# The same place each time. Is anything else wrong with this network? `range_report` runs the batch
-# in FP32, where nothing is broken, and says for each array what FP16 would make of it: how much
-# overflows, how much becomes zero (*underflow*), and how much is *subnormal* (below $2^{-14}$,
+# The place is the same each time. Is anything else wrong with this network? `range_report` runs the
+# batch in FP32, where nothing is broken, and says for each array what FP16 would make of it: how
+# much overflows, how much becomes zero (*underflow*), and how much is *subnormal* (below $2^{-14}$,
 # where FP16 has fewer bits).
 
 # %%
@@ -279,12 +283,12 @@ assert scale == 2.0 ** np.floor(np.log2(65504 / 2 / largest))
 assert not any(array.overflow_fraction for array in range_report.arrays)
 
 # %% [markdown]
-# No array overflows. (The scale is the recommended one: at it, even twice the largest gradient
-# stays below 65504. *Handed on* is what a block gives to another one inside it, here `hidden` to
-# its activation.) So all four layers return numbers that fit, and all gradients fit too.
+# No array overflows. (We used the recommended loss scale: with it, even twice the largest gradient
+# stays below 65504. An array *handed on* goes from a block to a block inside it, here from `hidden`
+# to its activation.) So all four layers return numbers that fit, and all gradients fit too.
 #
-# The report judges what layers return. The squares never leave `energy`. The picture adds them: it
-# shows how often each power of two occurs.
+# The report sees only what layers return, and the squares never leave `energy`. The picture adds
+# them: it shows how often each power of two occurs.
 
 # %% tags=["plot"] alt="How often each power of two occurs. What layers return lies inside the range of FP16. The squares inside energy spread twice as wide, and many lie beyond 2 to the 16, where numbers are too large."
 returned = diagnostics.batch_exponents(net, batch).overall()["activations"]
@@ -310,9 +314,9 @@ assert returned.shares()["overflow"] == 0
 #
 # ## The other layers are innocent
 #
-# Nobody can miss an overflow, but there are smaller errors. Before we accuse `energy` alone, we
-# compare each layer with itself in FP32. Errors are *relative*: the length of the difference
-# divided by the length of the FP32 result. By hand for the filters:
+# An infinity is easy to notice, but other layers may make smaller errors. Before we accuse `energy`
+# alone, we compare each layer with itself in FP32. We measure *relative* errors: the norm of the
+# difference, divided by the norm of the FP32 result. First by hand, for the filters:
 
 
 # %%
@@ -325,9 +329,10 @@ by_hand = relative_error(fp16_net[0](sounds).asnumpy(), filtered)
 print(f"filters: {by_hand:.2g}, one rounding to FP16 at most {mpgluon.FLOAT16.unit_roundoff:.2g}")
 
 # %% [markdown]
-# `compare_with_fp32` does it for all layers. *Introduced* is the error that a layer makes alone,
-# while all others compute in FP32. The other columns have the errors with the whole network in
-# FP16: of the layer's output, of the gradient that arrives at it, and of its parameters' gradients.
+# `compare_with_fp32` does the same for all layers. *Introduced* is the error that a layer makes
+# alone, while all others compute in FP32. The other columns have the errors with the whole network
+# in FP16: of the layer's output, of the gradient that arrives at it, and of its parameters'
+# gradients.
 
 # %%
 comparison = diagnostics.compare_with_fp32(net, batch)
@@ -341,16 +346,16 @@ others = [error for name, error in introduced.items() if name != "energy"]
 assert max(others) < 2 * mpgluon.FLOAT16.unit_roundoff
 
 # %% [markdown]
-# Look at the column *introduced*. Every layer but one makes an error of about one rounding. That is
-# what a healthy layer looks like. (`hidden_tanh` is the activation of `hidden`.) Only `energy`
-# stands out. The other `inf` are its victims: an infinite number spoils everything behind it, and
-# in the backward pass everything before it.
+# Look at the column *introduced*. Every layer but one makes an error of about one rounding. A
+# healthy layer looks like this. (`hidden_tanh` is the activation of `hidden`.) Only `energy` stands
+# out. It also causes the `inf` in the other columns: an infinite number spoils everything after it,
+# and in the backward pass everything before it.
 #
 # ## The cure: keep `energy` in FP32
 #
-# A block that breaks in FP16 can stay in FP32 (lesson 04). Which blocks should? We try each of the
-# four by hand. `suggest_keep_fp32` does the same with a method: it keeps the worst block in FP32,
-# runs the batch again, and goes on until the error is small. Then it leaves out again what is not
+# A block that breaks in FP16 can stay in FP32 (lesson 04). Which blocks should stay? We try each of
+# the four by hand. `suggest_keep_fp32` does it step by step: it keeps the worst block in FP32, runs
+# the batch again, and goes on until the error is small. At last it drops the blocks that are not
 # needed.
 
 # %%
@@ -371,13 +376,13 @@ assert suggestion.error_after < 32 * mpgluon.FLOAT16.unit_roundoff
 
 # %% [markdown]
 # Two of the four trials are finite. Why does it help to keep `filters` in FP32? Because then they
-# return FP32. The product `x · x` takes the format of its operands: in a cast network too, the
-# product of FP32 numbers is FP32. But the filters are most of the work, and `energy` is little. The
-# suggestion is the better cure.
+# return FP32, and the product `x · x` takes the format of its operands: in a cast network too, the
+# product of FP32 numbers is FP32. But most of the work is in the filters, and little in `energy`.
+# So the suggestion is the better cure.
 #
 # ## Cured, the network trains like FP32
 #
-# We begin with the recommended loss scale, so that no step is lost in looking for it.
+# We begin with the recommended loss scale, so that no step is lost in the search for it.
 
 # %%
 cured_net, cured_history = make_net(Energy), []
@@ -421,14 +426,15 @@ assert np.abs(losses[1] - losses[0]).max() < 0.1
 #
 # ## Two runs that should agree, and do not
 #
-# An overflow is easy to notice. This fault is not: a colleague trains the cured network too, with
-# the same sounds and the same seed. Her code has a class `ColleaguesEnergy` in place of `Energy`.
-# Her losses are not quite ours. Is it her code, or only her processor? Another processor may add
-# the same numbers in another order, and each order rounds otherwise. So some difference is normal.
+# An overflow is easy to notice. The next fault is not. A colleague trains the cured network too,
+# with the same sounds and the same seed. Her code has a class `ColleaguesEnergy` in place of
+# `Energy`. Her losses differ a little from ours. Is the reason her code, or only her processor?
+# Another processor may add the same numbers in another order, and each order rounds differently. So
+# some difference is normal.
 #
 # A `NumericsRecorder` around each step writes down its numbers, layer by layer: weights, results,
-# gradients, updates. It keeps a checksum of each array and 16 of its values. Of the first step it
-# shall keep all values (`arrays=(1, 1)`).
+# gradients, updates. It keeps a checksum of each array and 16 of its values, and for the first step
+# all values (`arrays=(1, 1)`).
 
 # %%
 files = tempfile.TemporaryDirectory()  # all that this page writes
@@ -470,12 +476,12 @@ assert difference[:5].max() < 0.002
 assert difference[12:].max() > 0.01
 
 # %% [markdown]
-# The first losses agree to three digits. Some steps later they do not even agree to two. The losses
-# cannot say why: training multiplies any small difference, also one of rounding.
+# The first losses agree to three digits. Some steps later not even two digits agree. The losses
+# cannot say why: training enlarges any small difference, even one that comes from rounding alone.
 #
-# By hand, we can compare the layers. In step 1 both runs have the same weights. Both `filters` are
-# the same code. So we give the same numbers to both kinds of `energy`, and count the difference in
-# roundings of FP32, in which this layer computes.
+# We can compare the layers by hand. In step 1 both runs have the same weights, and the same code
+# for `filters`. So we give the same numbers to both versions of `energy`, and count the difference
+# in roundings of FP32, the format in which this layer computes.
 
 # %%
 results = [energy()(mx.nd.array(filtered)).asnumpy() for energy in (ColleaguesEnergy, Energy)]
@@ -483,9 +489,9 @@ by_hand = relative_error(*results)
 print(f"energy: {by_hand:.2g} is {by_hand / 2**-24:.0f} roundings of FP32")
 
 # %% [markdown]
-# `compare_numerics` does it for two recordings. It looks for the first step in which any bit
-# differs, and in this step, in the order of the computation, for the first array. (`1` is the place
-# of a layer: `net[1]` is `energy`.)
+# `compare_numerics` compares two recordings. It looks for the first step in which any bit differs.
+# In this step it looks for the first array that differs, in the order of the computation. (`1` is
+# the place of a layer: `net[1]` is `energy`.)
 
 # %%
 comparison = diagnostics.compare_numerics(ours, hers)
@@ -500,10 +506,10 @@ assert np.isclose(comparison.difference.relative, by_hand, rtol=0.1)
 assert by_hand > 1000 * 2**-24
 
 # %% [markdown]
-# Read the sentence above the table: step 1, in the forward pass, the result of layer `1`, `energy`.
-# All that went into it was equal. Sums in another order change such a result by a few roundings.
-# This is thousands of them, so rounding does not explain it. The other rows come later in the step:
-# they were computed from numbers that differ already.
+# The sentence above the table names step 1, the forward pass, and the result of layer `1`, which is
+# `energy`. Everything that went into it was equal. Sums in another order change such a result by a
+# few roundings. Here the difference is thousands of roundings, so rounding does not explain it. The
+# other rows come later in the step: they were computed from numbers that differ already.
 #
 # We look at her code:
 
@@ -511,12 +517,12 @@ assert by_hand > 1000 * 2**-24
 print(inspect.getsource(ColleaguesEnergy.hybrid_forward).splitlines()[-1].strip())
 
 # %% [markdown]
-# We add 1 before the logarithm, she adds $10^{-5}$. For loud sounds that is the same. For the
-# quietest ones it is not. BatchNorm's epsilon is such a constant too, and libraries choose it
+# We add 1 before the logarithm, she adds $10^{-5}$. For loud sounds this makes no difference. For
+# the quietest ones it does. BatchNorm's epsilon is such a constant too, and libraries choose it
 # differently.
 #
-# And if it were only her processor? One with vector instructions adds the same numbers in parts,
-# and then the parts. We do so, too.
+# And what if only her processor were different? A processor with vector instructions adds the same
+# numbers in parts, and then adds the parts. We do that too.
 
 
 # %%
@@ -542,11 +548,11 @@ assert of_rounding.difference.relative < 8 * 2**-24
 assert np.abs(losses_of(in_parts) - losses_of(ours)).max() < difference.max() / 10
 
 # %% [markdown]
-# The same step and the same layer, but the other answer: rounding is enough to explain it, so that
-# there need not be a fault. Here the layers in FP16 round most of it away. In a larger network and
-# a longer training it can grow until the losses differ more than hers and ours
-# ([an example](../docs/how-to/training-got-worse.md)). So look at the first difference, and not at
-# the losses.
+# The step and the layer are the same, but the answer is the other one: rounding can explain the
+# difference, so there need not be a fault. Here the layers in FP16 round most of the difference
+# away. In a larger network and a longer training it can grow until the losses differ by more than
+# hers and ours do ([an example](../docs/how-to/training-got-worse.md)). So look at the first
+# difference, not at the losses.
 #
 # ## Summary
 #
@@ -554,25 +560,27 @@ assert np.abs(losses_of(in_parts) - losses_of(ours)).max() < difference.max() / 
 #   breaks in the forward pass, which the scale cannot change.
 # - `OverflowLocator` (in a training run) and `locate_overflow` (for one batch) name the block and
 #   the operator of the first number that is not finite.
-# - `range_report` says what fits into FP16, and recommends a loss scale. It does not see what stays
-#   inside a layer.
+# - `range_report` says what fits into FP16, and recommends a loss scale. It does not see numbers
+#   that stay inside a layer.
 # - `compare_with_fp32` ranks the layers by the error that each introduces.
-# - `suggest_keep_fp32` finds by trial what to keep in FP32, and `keep_fp32` does it.
-# - Of two runs that part, the losses do not say why. `NumericsRecorder` and `compare_numerics` name
-#   the first step and array that differ, and say whether rounding can explain it.
+# - `suggest_keep_fp32` finds by trial which blocks to keep in FP32, and `keep_fp32` keeps them
+#   there.
+# - When two runs begin to differ, their losses do not say why. `NumericsRecorder` and
+#   `compare_numerics` name the first step and array that differ, and say whether rounding can
+#   explain it.
 #
 # There are more tools, for memory, for shapes and for steps that went wrong on another machine:
 # [see the numbers](../docs/diagnostics.md).
 #
 # ## Exercises
 #
-# Each answer is checked by running it. A solution is folded below each.
+# Each answer is checked by running it. A solution is folded below each exercise.
 
 # %% [markdown]
 # **06.1** (level 3) Cure the layer itself. Write `energy(F, x)`, which computes the same as
 # `Energy.hybrid_forward` and does not overflow in a cast network, without `keep_fp32`. (Which
 # operators compute in FP32 in a cast network? [This table](../docs/reference/operators.md) says.)
-# Hand in the function. The check casts the network with it, and trains it.
+# Hand in the function. The check casts a network with your function, and trains it.
 
 
 # %%
@@ -636,8 +644,8 @@ assert check("06.3", largest_scale)
 
 # %% [markdown]
 # **06.4** (level 1) `record_with_a_fault(Energy, folder)` trains and records the cured network once
-# more, with our `Energy`. But something happens to one of its layers. The losses of 13 steps are
-# the same as ours to the last bit, and those of the later steps are not. Which layer is it? Hand in
+# more, with our `Energy`. But something happens to one of its layers. The losses of the first 13
+# steps are the same as ours to the last bit; the later losses are not. Which layer is it? Hand in
 # its name.
 
 # %%

@@ -11,6 +11,19 @@
 # Numbers of 16 bits promise faster training in less memory. How much of that will *your* network
 # see? This lesson shows how to find out, and how not to be misled by a clock.
 #
+# A *step* is the training on one batch of images. FP32 is Gluon's default format. FP16
+# (`"float16"` in code) and BF16 (`"bfloat16"`) have 16 bits. *Tensor Cores* are the units of a GPU
+# that multiply matrices in 16 bits.
+#
+# ![Five bars, a sketch: the parts of a step's time. On a CPU, emulated FP16 adds a short part for
+# rounding to FP32's step, and native BF16 has shorter products. On a GPU, Tensor Cores shrink the
+# products most, 16 bits halve what moves through memory, and the update
+# stays](figures/07_step_time.svg)
+#
+# The sketch shows the parts of a step's time: products, the numbers that move through memory,
+# rounding and the update. (Waiting for images is not drawn. *Emulated* FP16 is computed in FP32,
+# and rounded.) 16 bits shorten some of these parts. Look next at the parts that stay long.
+#
 # ## What you will be able to do
 #
 # - time a training step so that somebody else gets the same answer;
@@ -18,19 +31,6 @@
 # - set a CPU up so that no time is lost;
 # - foresee which layers a GPU's Tensor Cores speed up, and which do not fit them;
 # - tell how much memory a batch needs, and whether the images come fast enough.
-#
-# A *step* is the training on one batch of images. FP32 is Gluon's default format. FP16
-# (`"float16"` in code) and BF16 (`"bfloat16"`) have 16 bits.
-#
-# ![Five bars, a sketch: the parts of a step's time. On a CPU, emulated FP16 adds a short part for
-# rounding to FP32's step, and native BF16 has shorter products. On a GPU, Tensor Cores shrink the
-# products most, 16 bits halve what moves through memory, and the update
-# stays](figures/07_step_time.svg)
-#
-# The sketch is the lesson in short. A step's time has parts: products, what moves through memory,
-# the update (and waiting for images, which is not drawn). 16 bits shorten some of them. What is
-# left is where to look next. *Tensor Cores* are the units of a GPU that multiply matrices in 16
-# bits.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code with fewer repetitions
@@ -81,8 +81,8 @@ def in_new_process(program, *arguments, **variables):
 #
 # MXNet computes in the background. A call such as `mx.nd.dot` only *asks* for a product, and
 # returns at once. `mx.nd.waitall()` waits until everything is done. We read the clock twice: after
-# the call, and after the wait. We do so several times and take the *median*, the value in the
-# middle when all are sorted: a single slow one does not change it much.
+# the call, and after the wait. We do so several times and take the *median*, the middle value when
+# all are sorted: a single slow call hardly changes it.
 
 # %%
 matrix = mx.nd.random.normal(shape=(1500, 1500))
@@ -98,8 +98,8 @@ print(f"the call returns after {1000 * np.median(asked):.2f} ms,", end=" ")
 print(f"the product is there after {1000 * np.median(done):.1f} ms")
 
 # %% [markdown]
-# Without the wait you time how fast Python asks. Worse, the work is then counted in whatever is
-# timed next. On a GPU it is the same.
+# Without the wait you time how fast Python asks. Worse, the work is then counted in the time of the
+# next operation. The same is true on a GPU.
 
 # %% tags=["claim"]
 if not FAST:  # times: in fast mode other lessons run at the same time
@@ -144,13 +144,13 @@ first, *later = (seconds_of(step) for _ in range(10))
 print(f"first step: {1000 * first:.0f} ms, median of the others: {1000 * np.median(later):.0f} ms")
 
 # %% [markdown]
-# So do a few steps before you measure, a *warm-up*.
+# So do a few steps before you measure: a *warm-up*.
 #
 # On a GPU the first step can take much longer still. cuDNN, NVIDIA's library for convolutions, has
 # several ways to compute each one. By default MXNet tries them at the first batch of each shape and
 # keeps the fastest (*autotuning*; it prints "performance tests to find the best convolution
 # algorithm"). `MXNET_CUDNN_AUTOTUNE_DEFAULT=0` turns that off: do so if each batch has another
-# shape, since then every batch is a first one.
+# shape, since then every batch is the first of its shape.
 
 # %% tags=["claim"]
 if not FAST:  # times: in fast mode other lessons run at the same time
@@ -160,14 +160,15 @@ if not FAST:  # times: in fast mode other lessons run at the same time
 # ## Machines drift; ratios of neighbours do not
 #
 # A processor grows warm and slows down. Another program starts. If you time all of A and then all
-# of B, then B pays. To see it, we invent such a machine: its only work is to sleep, a bit longer at
-# each call. A and B are the *same* function, so the true ratio is 1.
+# of B, only B is measured on the slower machine. To see this, we invent such a machine: its only
+# work is to sleep, a bit longer at each call. A and B are the *same* function, so the true ratio
+# is 1.
 #
 # The cure: A and B take turns, in *rounds*, and in every second round B goes first. In each round
-# both meet the same machine, so we divide their times round by round. At the end we take the median
-# of the ratios, and the *quartiles*: a quarter of the ratios is below the lower one, a quarter
-# above the upper one. They say how far to trust the median. `interleave`, `ratios` and `quartiles`
-# do this.
+# both find the machine in the same state, so we divide their times round by round. At the end we
+# take the median of the ratios, and the *quartiles*: a quarter of the ratios is below the lower
+# one, a quarter above the upper one. The quartiles say how far to trust the median. `interleave`,
+# `ratios` and `quartiles` do this.
 
 # %%
 calls = 0
@@ -249,14 +250,14 @@ if not FAST:  # times: in fast mode other lessons run at the same time
 # %% [markdown]
 # ## What is not accelerated limits the gain
 #
-# Say that only the convolutions become $k$ times as fast, and that they take the share $p$ of the
-# time. Of a step that took 1, the part $1 - p$ stays, and $p$ becomes $p / k$. So the step becomes
-# faster by
+# Suppose that only the convolutions become $k$ times as fast, and take the share $p$ of the time.
+# If a step took the time 1, the part $1 - p$ stays, and the part $p$ becomes $p / k$. So the step
+# becomes faster by the factor
 #
 # $$\frac{1}{1 - p + p / k}.$$
 #
 # This is Amdahl's law. Even if $k$ is infinite, the gain ends at $1 / (1 - p)$. If convolutions
-# take half of the time, nothing that speeds up only them can double the speed.
+# take half of the time, faster convolutions alone cannot double the speed.
 
 
 # %%
@@ -275,17 +276,17 @@ assert gain(0.5, 1000) < 2
 # %% [markdown]
 # ## On a CPU, BF16 is fast where there are instructions for it; FP16 costs what FP32 does
 #
-# Some processors multiply BF16 numbers directly. `check_machine`, the doctor, reads from the
-# operating system whether this one does.
+# Some processors multiply BF16 numbers directly. `check_machine`, the *doctor*, reads from the
+# operating system whether this processor does.
 #
-# FP16 is another matter. MXNet has no FP16 matrix products for CPUs. So `mpgluon` computes in FP32,
-# with exact products, and rounds each result to FP16 once (lesson 04). You get the arithmetic of a
-# GPU, to study it, to debug it, or to run the same script, at about the price of FP32. Two settings
-# decide whether it is about the price of FP32:
+# For FP16 this is different: MXNet has no FP16 matrix products for CPUs. So `mpgluon` computes in
+# FP32, with exact products, and rounds each result to FP16 once (lesson 04). You get the arithmetic
+# of a GPU, to study it, to debug it, or to run the same script, in about the time of FP32. For that
+# time, two things are needed:
 #
 # - **Hybridize**, `net.hybridize(static_alloc=True, static_shape=True)`. A network that is not
-#   hybridized (*imperative*) has casts before and after each operator.
-# - **Have a compiler**, `g++` or `clang++`: `mpgluon` compiles its operators for this when they are
+#   hybridized (*imperative*) casts numbers before and after each operator, which takes time.
+# - **Have a compiler**, `g++` or `clang++`: `mpgluon` compiles operators of its own when they are
 #   first needed. `python -m mpgluon.kernels` says whether they are there. Without them MXNet's own
 #   operators give the same bits, more slowly.
 #
@@ -322,8 +323,9 @@ print(Table(("format", "s per step", "lower quartile", "ratio to FP32", "upper q
 print("operators in C++:", mpgluon.kernels.available())
 
 # %% [markdown]
-# A ratio below 1 means faster than FP32. Other networks gain and lose other amounts. This is a
-# record of 18 of them on one machine (`python study/scripts/benchmark.py zoo` makes one for yours):
+# A ratio below 1 means faster than FP32. Other networks gain or lose other amounts. Here is a
+# record of 18 networks on one machine (`python study/scripts/benchmark.py zoo` makes one for
+# yours):
 #
 # ![Training step of 18 networks in FP16, cast and autocast, over FP32: MobileNet v2, SE-ResNeXt,
 # CIFAR ResNet v1 and MobileNet v3 large well below 1, the others at most
@@ -354,17 +356,17 @@ if not FAST:  # times: in fast mode other lessons run at the same time
 # %% [markdown]
 # ## A copy from NumPy can slow down all steps after it
 #
-# MXNet computes with as many threads as `OMP_NUM_THREADS` says. Set it to the number of cores:
-# unset, MXNet may compute with one.
+# MXNet computes with as many threads as `OMP_NUM_THREADS` says. Set it to the number of cores: if
+# it is not set, MXNet may compute with one.
 #
-# Beside it is a trap, in every format. MXNet copies a large array from or to NumPy with threads of
-# its own for the thread that asks, which is yours. From the first such copy on there are more
-# threads than cores. Between two pieces of work they then sleep instead of staying ready, and to
-# wake them up takes time in every step.
+# There is another trap with threads, in every format. To copy a large array from or to NumPy, MXNet
+# starts further threads for the main thread of your program. From the first such copy on there are
+# more threads than cores. Then the threads sleep between two pieces of work instead of staying
+# ready, and waking them takes time in every step.
 #
-# A loop that makes its batches with `mx.nd.array` does such a copy in each step. A single one is
-# enough to see it. `MXNET_CPU_PARALLEL_SIZE` says from how many elements on MXNet copies with
-# threads. It must be set before MXNet is imported, so we measure in new processes.
+# A loop that makes its batches with `mx.nd.array` does such a copy in each step. A single copy is
+# enough to see the effect. `MXNET_CPU_PARALLEL_SIZE` is the number of elements from which on MXNet
+# copies with threads. It must be set before MXNet is imported, so we measure in new processes.
 
 # %%
 BEFORE_AND_AFTER_A_COPY = """
@@ -418,11 +420,11 @@ assert threads_after > threads_before or not HAS_PROC
 # %% [markdown]
 # ## A layer with few operations per byte waits for memory
 #
-# Now to GPUs. Any processor has two limits: how many operations it does in a second, and how many
-# bytes it moves in a second. The *arithmetic intensity* of a layer is the number of its operations
-# divided by the bytes that it reads and writes. Below are the published limits of NVIDIA's V100,
-# the first GPU with Tensor Cores. A dense layer multiplies inputs of shape (batch, inputs) by a
-# weight of shape (inputs, outputs). A product and an addition count as two operations.
+# We turn to GPUs. Any processor has two limits: how many operations it does in a second, and how
+# many bytes it moves in a second. The *arithmetic intensity* of a layer is the number of its
+# operations divided by the bytes that it reads and writes. Below are the published limits of
+# NVIDIA's V100, the first GPU with Tensor Cores. A dense layer multiplies inputs of shape (batch,
+# inputs) by a weight of shape (inputs, outputs). A product and an addition count as two operations.
 
 # %%
 PEAK = {"FP32": 15.7e12, "FP16": 125e12}  # operations per second, V100 (see References)
@@ -440,7 +442,7 @@ needed = {name: peak / BANDWIDTH for name, peak in PEAK.items()}
 print("to keep a V100 busy:", {name: f"{value:.1f}" for name, value in needed.items()})
 
 # %% [markdown]
-# With a batch of 1 the Tensor Cores starve: reading the weights takes longer than using them.
+# With a batch of 1 the Tensor Cores have to wait: reading the weights takes longer than using them.
 
 # %% tags=["claim"]
 assert [round(dense_intensity(b, 1024, 4096)) for b in (1, 512)] == [1, 315]  # as NVIDIA's guide
@@ -449,9 +451,9 @@ assert dense_intensity(1, 1024, 4096) < needed["FP16"] < dense_intensity(512, 10
 # %% [markdown]
 # ## Tensor Cores help convolutions, not BatchNorm and ReLU
 #
-# Now all layers of ResNet-50 with a batch of 32. `trace` lists the operators with their shapes, and
-# computes nothing. For operators that are no products we count roughly, per result: one operation
-# for ReLU and sums, nine for pooling, eight for BatchNorm.
+# Now we look at all layers of ResNet-50 with a batch of 32. `trace` lists the operators with their
+# shapes, and computes nothing. For operators that are not products we count roughly, for each
+# result: one operation for ReLU and sums, nine for pooling, eight for BatchNorm.
 
 # %%
 PRODUCTS = ("Convolution", "FullyConnected")
@@ -480,11 +482,11 @@ whole = least["FP32"].sum() / least["FP16"].sum()
 print(f"the whole forward pass: {whole:.2f} times as fast as in FP32, if both reach their limits")
 
 # %% [markdown]
-# The picture of this is called a *roofline*. The roof is the highest speed that is possible: its
-# slope is what memory allows, its flat part what arithmetic allows. Each mark is a layer, as fast
-# as it could be in FP16. Layers on the slope wait for memory. Marks of equal layers lie on each
-# other, and below 17 operations per byte the roofs of FP32 and FP16 are one line: there Tensor
-# Cores change nothing, and FP16 helps only because its numbers have half the bytes.
+# A picture of these limits is called a *roofline*. The roof is the highest speed that is possible:
+# on its slope memory sets the limit, on its flat part arithmetic does. Each mark is a layer, at the
+# highest speed that it could have in FP16. Layers on the slope wait for memory. (Marks of equal
+# layers lie on each other.) Below 17 operations per byte the roofs of FP32 and FP16 are one line:
+# there Tensor Cores change nothing, and FP16 helps only because its numbers have half the bytes.
 
 # %% tags=["plot"] alt="Roofs of FP32 and FP16; ReLU and BatchNorm below both, convolutions above"
 figure, axes = plt.subplots(figsize=(9, 4.4), layout="constrained")
@@ -520,10 +522,11 @@ assert 17 < needed["FP32"] < 18
 # %% [markdown]
 # ## Tensor Cores want multiples of 8
 #
-# Tensor Cores multiply small tiles of a matrix. In FP16, sides that are multiples of 8 fill them.
-# Others are padded with zeros, or take a slower way. `alignment_report` looks at every product of a
-# network, and computes nothing. It counts *multiply-adds*: one product and one addition each. We
-# compare ResNet-50 for 101 classes with one for 104.
+# Tensor Cores multiply small tiles of a matrix. In FP16, sides that are multiples of 8 fill these
+# tiles. Other sides are padded with zeros, or the product is computed in a slower way.
+# `alignment_report` looks at every product of a network, and computes nothing. It counts
+# *multiply-adds*: one product and one addition each. We compare ResNet-50 for 101 classes with one
+# for 104.
 
 # %%
 reports = {}
@@ -534,8 +537,8 @@ for classes in (101, 104):
 
 # %% [markdown]
 # So give the network 104 classes, and never use the last three. One misfit is left: the first
-# convolution, with the three colours of an image. The advice is to leave that to cuDNN, or to store
-# a fourth, empty channel, and the channels last (an order called NHWC).
+# convolution, whose input has the three colours of an image. The advice is to leave it to cuDNN, or
+# to add a fourth, empty channel and to store the channels last (an order called NHWC).
 
 # %% tags=["claim"]
 for classes in reports:
@@ -550,8 +553,8 @@ assert reports[101].products[-1].advice == "classes 101 -> 104"
 
 # %% [markdown]
 # What does a misfit cost? This project has a record of an H100, made with PyTorch, since MXNet has
-# no kernels for it (`study/scripts/record_tensor_core_times.py`). A dense layer of 4,096 inputs and units,
-# batch 4,096, in FP16, and the same layer with one side a little larger:
+# no kernels for it (`study/scripts/record_tensor_core_times.py`). It has a dense layer of 4,096
+# inputs and units, batch 4,096, in FP16, and the same layer with one side a little larger:
 
 # %%
 h100 = json.loads(Path("../study/results/gpu-nvidia-h100-80gb-hbm3-pytorch.json").read_text())
@@ -582,9 +585,10 @@ for few, fitting in ((63, 64), (3, 4)):
 
 # %% [markdown]
 # One unit too many makes FP16 five to six times slower: even TF32, in which Tensor Cores compute
-# FP32 products, is faster then. Multiples of 4 are as slow as multiples of 2. The batch does not
-# matter on this GPU, because no matrix of this layer lies in memory along it. And a fourth channel
-# makes the first convolution faster, most with the channels last.
+# FP32 products, is faster then. Multiples of 4 are as slow as multiples of 2. The size of the batch
+# does not matter on this GPU, because in the matrices of this layer numbers along the batch are
+# never neighbours in memory. And a fourth channel makes the first convolution faster, most of all
+# with the channels last.
 
 # %% tags=["claim"]
 assert all(slower[side, 1] > 4 and slower[side, 4] > 2 for side in ("inputs", "units"))
@@ -602,9 +606,9 @@ assert all(
 # A step keeps *activations*: results of layers that the backward pass will need. They grow with the
 # batch and with the area of the images, and a hybridized FP16 network keeps them in 16 bits, on a
 # CPU too. Parameters and gradients do not grow, and FP32 masters come on top of the 16-bit weights.
-# So how much does a whole process save? No formula includes workspaces, what lives for one operator
-# only, and what an allocator keeps. But it can be measured: we train in one new process for each
-# format, and read the highest memory that Linux saw (`VmHWM`).
+# So how much does a whole process save? A formula is hard to find: there are also buffers of single
+# operators, and memory that an allocator keeps. But it can be measured: we train in one new process
+# for each format, and read its peak of memory from Linux (`VmHWM`).
 
 # %%
 PEAK_OF_TRAINING = """
@@ -665,10 +669,10 @@ if mpgluon.kernels.available() and HAS_PROC:
 # %% [markdown]
 # ## The images are the first suspect
 #
-# All speed is worth nothing if the step waits for images. Reading and decoding files takes time,
-# and 16 bits do not shorten it. So split the time of the training loop in two: until the batch is
-# there, and until the step is done. The same loader feeds a large network and a tiny one. The
-# images are rendered shapes, stored as JPEG files.
+# A fast step does not help if it has to wait for images. Reading and decoding files takes time, and
+# 16 bits do not shorten it. So we split the time of the training loop in two: waiting for the
+# batch, and the step. The same loader feeds a large network and a tiny one. The images are rendered
+# shapes, stored as JPEG files.
 
 
 # %%
@@ -698,9 +702,9 @@ for name, net in {"ResNet-50": in_format("FP32"), "tiny": tiny}.items():
     first_to_improve[name] = "loader" if loading > training else "step"
 
 # %% [markdown]
-# A loader that is the slower one gets processes of its own (`num_workers=4`): they decode the next
-# batches while the network computes. A GPU makes the step so much faster that the loader often
-# becomes the slower one.
+# If the loader is slower than the step, give it processes of its own (`num_workers=4`): they decode
+# the next batches while the network computes. A GPU makes the step so much faster that the loader
+# often becomes the slower of the two.
 
 # %% tags=["claim"]
 assert FAST or first_to_improve == {"ResNet-50": "step", "tiny": "loader"}
@@ -711,7 +715,8 @@ assert not Path(files.name).exists()
 # ## On GPUs, others measured gains between these limits, and no loss of accuracy
 #
 # First the record of the H100 again: a training step of ResNet-50 in PyTorch, 224 pixels, channels
-# last, images that are already there. FP16 and BF16 are PyTorch's autocast, FP16 with a loss scale.
+# last, with images that are already loaded. FP16 and BF16 are PyTorch's autocast, FP16 with a loss
+# scale.
 
 # %%
 training = {(row["dtype"], row["batch"]): row for row in h100["training"]}
@@ -727,12 +732,12 @@ assert training["float32", 256]["seconds"] > 4 * training["float16", 256]["secon
 assert 0.5 < training["float16", 256]["bytes"] / training["float32", 256]["bytes"] < 0.55
 
 # %% [markdown]
-# The rest is quoted. NVIDIA trained ResNet-50 v1.5 (one stride is
-# elsewhere than in v1) with MXNet on V100 GPUs of 16 GB, and published images per second, loading
-# included. Batches were not equal: 96 images per GPU in FP32, and 192 in *mixed precision*, that
-# is, FP16 with FP32 masters. Micikevicius et al. trained on ImageNet with and without the method
-# of these lessons, with equal settings. Their figures are top-1 accuracies: the share of images
-# whose most probable class is the right one.
+# The next numbers are quoted. NVIDIA trained ResNet-50 v1.5 (v1 with one stride in another layer)
+# with MXNet on V100 GPUs of 16 GB, and published images per second, loading included. The batches
+# were not equal: 96 images per GPU in FP32, and 192 in *mixed precision*, that is, FP16 with FP32
+# masters. Micikevicius et al. trained on ImageNet with and without the method of these lessons,
+# with equal settings. Their figures are top-1 accuracies: the share of images whose most probable
+# class is the right one.
 
 # %%
 published = {1: (384, 1376), 4: (1513, 5357), 8: (3005, 10723)}  # GPUs: FP32, mixed precision
@@ -749,8 +754,8 @@ rows = [(n, f"{a:.2f}", f"{b:.2f}", f"{b - a:+.2f}") for n, (a, b) in accuracies
 print(Table(("network", "FP32 %", "mixed precision %", "difference"), rows))
 
 # %% [markdown]
-# What else this project measured, and where, is in [docs/performance.md](../docs/performance.md);
-# what a GPU user can rely on is in [docs/gpu.md](../docs/gpu.md).
+# [Performance](../docs/performance.md) has the other measurements of this project, and the
+# machines. [On an NVIDIA GPU](../docs/gpu.md) says what a GPU user can rely on.
 
 # %% tags=["claim"]
 assert all(2 < mixed / fp32 < PEAK["FP16"] / PEAK["FP32"] for fp32, mixed in published.values())
@@ -762,14 +767,15 @@ assert all(abs(mixed - fp32) < 0.3 for fp32, mixed in accuracies.values())
 # - Wait before you read the clock, warm up, let cases take turns, and report the median of ratios
 #   with quartiles.
 # - The profiler says where a step's time goes. What is not accelerated limits the gain.
-# - On a CPU, BF16 is fast where there are instructions for it; the doctor knows. FP16 is for its
-#   arithmetic, and for less memory, at about the price of FP32: hybridize, and have a compiler.
+# - On a CPU, BF16 is fast where there are instructions for it; the doctor knows. FP16 on a CPU
+#   gives you a GPU's arithmetic and takes less memory, in about the time of FP32: hybridize, and
+#   have a compiler.
 # - Set `OMP_NUM_THREADS` to the number of cores, and `MXNET_CPU_PARALLEL_SIZE=1000000000` if your
 #   loop makes batches with `mx.nd.array`.
 # - Tensor Cores help layers with many operations per byte, and with inputs and outputs that are
-#   multiples of 8. For the others FP16 halves the bytes, no more.
-# - FP16 saves activations, with large batches of large images; what belongs to parameters takes as
-#   much as before. Measure the peak of a process for each format.
+#   multiples of 8. For other layers FP16 only halves the bytes.
+# - FP16 saves memory of activations, which counts with large batches of large images. Parameters
+#   take as much as before. Measure the peak of a process for each format.
 # - Before you accelerate a step, see that it does not wait for images.
 
 # %% [markdown]
@@ -777,8 +783,9 @@ assert all(abs(mixed - fp32) < 0.3 for fp32, mixed in accuracies.values())
 
 # %% [markdown]
 # **07.1** (level 3) `a()` and `b()` ask a machine for work and return at once; `wait()` returns
-# when all of it is done. The machine gets slower from call to call. Write a function of these three
-# that returns how many times as long the work of `b` takes as that of `a`. Hand in the function.
+# when all of it is done. The machine gets slower from call to call. Write a function of these
+# three. It returns the time of the work of `b`, divided by the time of the work of `a`. Hand in the
+# function.
 
 
 # %%
@@ -816,7 +823,7 @@ assert check("07.2", next(enough))
 # %% [markdown]
 # **07.3** (level 1) A process that trains ResNet-50 in FP16 on images of 224 pixels has a peak of
 # 1,055 MiB with batches of 8 images, and of 2,409 MiB with 32 (docs/performance.md). How many
-# images may a batch have where 8 GiB are left for the process? Hand in the largest batch size, in
+# images may a batch have if 8 GiB are left for the process? Hand in the largest batch size, in
 # images.
 
 # %%
@@ -829,7 +836,7 @@ each = (2409 - 1055) / (32 - 8)
 assert check("07.3", (8 * 1024 - (1055 - 8 * each)) // each)
 
 # %% [markdown]
-# One more to try: MobileNet (`vision.mobilenet1_0`) has depthwise convolutions, those with a
+# One more to try: MobileNet (`vision.mobilenet1_0`) has depthwise convolutions, which have a
 # `num_group` above 1. Which share of its multiply-adds do they carry, and how many operations per
 # byte do they do?
 #

@@ -8,10 +8,19 @@
 # %% [markdown]
 # # What changes with several devices?
 #
-# Every device holds a copy of the network, a *replica*. It computes the gradients of its part of
-# the batch. The gradients are added, and every device makes the same step. So far this has nothing
-# to do with number formats. In sixteen bits two questions are new: **who decides that a step is
-# skipped, and in which format are gradients added?**
+# Every device holds a copy of the network, a *replica*. Each replica computes the gradients of its
+# part of the batch. The gradients are added, and every device makes the same step. So far this has
+# nothing to do with number formats. In sixteen bits two questions are new: **who decides that a
+# step is skipped, and in which format are gradients added?**
+#
+# ![Two devices with equal weights compute gradients of half of the batch each, in FP16. The
+# gradients are summed in FP32. Are all finite? There is one answer for all: both make the same
+# update, or both skip the step and halve S](figures/08_agree.svg)
+#
+# The drawing is this lesson in one picture. Each replica computes gradients in FP16 (`float16`).
+# Their sum is computed in FP32 and sent back to all replicas; that exchange is called *all-reduce*.
+# Then every replica checks the same sum, so all of them get the same answer: make the step, or skip
+# it and halve the loss scale S.
 #
 # ## What you will be able to do
 #
@@ -21,15 +30,6 @@
 # - run the same training loop in several processes, with MPI.
 #
 # You should know loss scaling (lesson 03) and casting (lesson 04). Everything runs on a CPU.
-#
-# ![Two devices with equal weights compute gradients of half of the batch each, in FP16. The
-# gradients are summed in FP32. Are all finite? There is one answer for all: both make the same
-# update, or both skip the step and halve S](figures/08_agree.svg)
-#
-# The drawing is this lesson in one picture. Each replica computes gradients in FP16 (`float16`).
-# Their sum is computed in FP32 and sent back to all replicas; that exchange is called *all-reduce*.
-# Every replica then asks the same question of the same sum, so all of them get the same answer:
-# step, or skip and halve the loss scale S.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
@@ -116,9 +116,9 @@ bound = 2 * 90 * 2.0**-24 * (largest_sum * 2.0**-4 / 64 + 1)  # fewer than 90 ro
 assert (np.abs(first.astype("float64") - alone) <= bound).all()
 
 # %% [markdown]
-# Multiples of 1/16 add up exactly in FP32, in any order. So two devices and one agree bit for bit.
-# Other numbers are rounded after each addition, and two devices add in another order than one. The
-# difference is FP32's rounding, not a mistake.
+# Multiples of 1/16 add up exactly in FP32, in any order. So two devices agree with one, bit for
+# bit. Other numbers are rounded after each addition, and two devices add in another order than one.
+# The difference is FP32's rounding, not a mistake.
 #
 # The two replicas always agree bit for bit. They received the same sum, so they made the same step.
 # **Most of this lesson is about keeping it so.**
@@ -130,13 +130,14 @@ assert (np.abs(first.astype("float64") - alone) <= bound).all()
 # ## A replica that checks only its own gradient drifts away
 #
 # Gradients are multiplied by a loss scale S. Sooner or later one overflows, on *one* device: the
-# one with the unlucky image. Suppose that each replica checks its own gradient before it is added.
-# If it is not finite, the replica sends nothing, skips the step, and halves its own S. The other
-# replica knows nothing of it, and steps.
+# one with an unusual image. Suppose that each replica checks its own gradient before the sum. If
+# this gradient is not finite, the replica sends nothing, skips the step, and halves its own S. The
+# other replica does not notice this, and makes its step.
 #
 # Here are two such replicas by hand, in NumPy. In step 10 the second one meets an infinity.
 # `DynamicLossScale` is the rule of lesson 03: halve S after an overflow. The function `agree` gets
-# the gradients of both replicas. It returns their sum, and for each replica whether it steps.
+# the gradients of both replicas. It returns their sum, and for each replica whether it makes the
+# step.
 
 
 # %%
@@ -177,16 +178,16 @@ assert (apart[9:] > 0).all()  # from step 10 on, for ever
 assert scales == [2.0**8, 2.0**7]
 
 # %% [markdown]
-# Up to step 9 the replicas are equal. One missed step, and they never meet again. Their scales
-# differ too: the sum now mixes gradients that were multiplied by 256 with others that were
-# multiplied by 128, and each replica divides it by its own S. There is no error and no message. All
-# that you would notice is a network that learns badly.
+# Up to step 9 the replicas are equal. After one missed step they are never equal again. Their
+# scales differ too: the sum now mixes gradients that were multiplied by 256 with others that were
+# multiplied by 128, and each replica divides it by its own S. There is no error and no message. You
+# would only notice that the network learns badly.
 #
 # ## If every replica checks the sum, all decide alike
 #
-# The cure needs no further message, because **an infinity survives every sum**: infinity plus any
-# finite number is infinity, and infinity minus infinity is NaN. Every replica receives the sum, so
-# every replica sees it.
+# The cure needs no further message between replicas, because **an infinity survives every sum**:
+# infinity plus any finite number is infinity, and infinity minus infinity is NaN. Every replica
+# receives the sum, so every replica sees it.
 
 
 # %%
@@ -232,9 +233,9 @@ assert agreed_scales == [2.0**7, 2.0**7]
 # ## With `amp`, all devices skip together and the scale falls once
 #
 # After `amp.init_trainer`, every step checks the gradients of all devices after they were added.
-# Here the network is cast to FP16, with FP32 masters. We put an infinity among the
-# gradients of device 1 in the second step, and of device 0 in the third. The loop is that of one
-# device, with a list of losses in place of one loss.
+# Here the network is cast to FP16, with FP32 masters. We put an infinity among the gradients of
+# device 1 in the second step, and of device 0 in the third. The loop is the same as for one device,
+# with a list of losses in place of one loss.
 
 
 # %%
@@ -279,12 +280,12 @@ assert scale_of_step == [256, 128, 64, 64]
 assert amp.skipped_steps(trainer) == 2
 
 # %% [markdown]
-# MXNet's own `contrib.amp` checks the gradients of the first device only. That is enough where they
+# MXNet's own `contrib.amp` checks the gradients of the first device only. That is enough if they
 # were added before. Without a kvstore, an infinity on the second device goes into the weights. And
-# with several devices MXNet updates inside the kvstore by default: then no one checks.
+# with several devices MXNet updates inside the kvstore by default: then nobody checks.
 #
-# `amp.init_trainer` changes that default. If a program asks for updates in the kvstore explicitly,
-# it refuses. Here is the message, **on purpose**:
+# `amp.init_trainer` changes that default, and refuses a Trainer that was explicitly made to update
+# in the kvstore. Here is the message, **on purpose**:
 
 # %%
 inside = gluon.Trainer(layer.collect_params(), "sgd", options, update_on_kvstore=True)
@@ -302,8 +303,9 @@ assert "create it with update_on_kvstore=False" in message
 # ## Add in FP32: in FP16 each worker adds a rounding
 #
 # Gradients of a network in FP16 are FP16 numbers: half as many bytes to send as in FP32. But in
-# which format are they *added*? Let many *workers* (devices, or computers) each have a gradient:
-# something common to all, and noise. We add the gradients of all workers in three ways:
+# which format are they *added*? Suppose that each of many *workers* (devices, or computers) has a
+# gradient: a part that is common to all, and noise. We add the gradients of all workers in three
+# ways:
 #
 # - in FP16 one after the other, rounding after each addition;
 # - in FP16 by pairs, then pairs of pairs, as a *tree*;
@@ -376,14 +378,15 @@ assert np.isclose(one_by_one[0], once[0])  # two workers: one addition, one roun
 # %% [markdown]
 # With two workers the three ways are the same: there is one addition, and one rounding. With more,
 # each addition rounds again. The sum of many gradients is also much larger than the next gradient,
-# so little of it arrives (lesson 02 loses small updates in the same way). A tree is better, and
-# still worse than FP32. So: send 16 bits if you like, **add in 32**.
+# so much of that gradient is rounded away (as small updates are in lesson 02). A tree is better,
+# but still worse than FP32. So: send 16 bits if you like, **add in 32**.
 #
 # ## Dividing before adding loses what the loss scale has saved
 #
-# An FP16 sum has a second problem: it overflows although no worker did. The usual remedy is to
-# divide each gradient by the number of workers first. With $2^k$ workers every gradient then
-# becomes $2^k$ times as small, and small gradients fall below FP16's smallest number, $2^{-24}$.
+# An FP16 sum has a second problem: it can overflow although no worker's gradient did. The usual
+# remedy is to divide each gradient by the number of workers first. With $2^k$ workers every
+# gradient then becomes $2^k$ times as small, and small gradients fall below FP16's smallest number,
+# $2^{-24}$.
 
 # %%
 large = np.full(WORKERS, 2.0**10, "float16")
@@ -404,7 +407,7 @@ assert (np.diff(list(lost.values())) > 0).all()
 assert (small.astype("float32") / 512 > 0).all()
 
 # %% [markdown]
-# A sum in FP32 needs neither remedy. The division, by the size of the batch and by S, happens in
+# A sum in FP32 has neither problem. The division, by the size of the batch and by S, happens in
 # FP32 too, inside the optimizer.
 #
 # ## Several processes keep the same rules
@@ -485,8 +488,8 @@ print("\n".join(lines))
 
 # %% [markdown]
 # Both ranks skip the second step, and both scales fall to 128, though rank 0's own gradient was
-# fine. The result is that of two devices in one process, bit for bit: the check is in the next
-# cell.
+# fine. The result equals that of two devices in one process, bit for bit. The next cell checks
+# this.
 
 # %% tags=["claim"]
 verdicts = [line.partition(": ")[2] for line in lines]
@@ -508,7 +511,7 @@ for weights in weights_of_ranks:
     assert np.array_equal(weights, layer.weight.data(devices[0]).asnumpy())
 
 # %% [markdown]
-# [docs/distributed.md](../docs/distributed.md) has the commands for several GPUs and several
+# [More than one device](../docs/distributed.md) has the commands for several GPUs and several
 # computers, what happens when a process fails, and how to continue a run with another number of
 # processes. `scripts/train_caltech.py --kvstore mpi` is the training script in several processes.
 #
@@ -518,8 +521,8 @@ for weights in weights_of_ranks:
 #   bit. BatchNorm sees the images of its own device only.
 # - Check for an overflow **after** the sum. Then all replicas skip together, and all scales fall
 #   together, without a further message.
-# - Add gradients in FP32. One by one in FP16 the error grows with the number of workers, and
-#   dividing first loses small gradients.
+# - Add gradients in FP32. If they are added one by one in FP16, the error grows with the number of
+#   workers; dividing first loses small gradients.
 # - Several processes keep the same rules. One seed decides the order of the images, and rank 0
 #   writes the files.
 
@@ -532,7 +535,7 @@ for weights in weights_of_ranks:
 # **08.1** (level 3) Some systems add gradients in a format without an infinity (FP8's E4M3, for
 # example). An overflow then becomes the largest number, and a check of the sum finds nothing. The
 # function below has this fault. Write an `agree(gradients)` for `two_replicas` that returns the
-# same clipped sum, but lets *both* replicas skip if *any* gradient has an infinity, and lets both
+# same clipped sum, but makes *both* replicas skip if *any* gradient has an infinity, and makes both
 # step otherwise. `gradients` is a list of two FP32 arrays, in which an overflow is still `inf`.
 # Hand in the function.
 
@@ -578,8 +581,8 @@ assert check("08.2", workers)
 # %% [markdown]
 # **08.3** (level 2) Write `share(epoch, rank, world_size, count)`. It returns the numbers of the
 # images that the process `rank` sees in an epoch, in their order. Together the `world_size`
-# processes must see each of the `count` images once, the processes must get equally many, and each
-# epoch must have another order. Hand in the function.
+# processes must see each of the `count` images once. All processes must get equally many images,
+# and each epoch must have another order. Hand in the function.
 
 # %%
 answer = ...

@@ -10,13 +10,23 @@
 #
 # The loop of [lesson 03](03_lost_gradients.ipynb) has one loss, one Trainer and one step for each
 # batch. Yours may clip its gradients, collect them over several batches, or train two networks
-# against each other. Each of these is a few more lines. This lesson shows which, and where they
-# go: between `amp.scale_loss` and the update, gradients are not what they seem.
+# against each other. Each of these needs a few more lines. This lesson shows which lines, and where
+# they go. Between `amp.scale_loss` and the update, all gradients are multiplied by the loss scale
+# $S$, so the place of each line matters.
+#
+# ![A training step as boxes and arrows: forward, one loss or two, scale_loss, backward, gradients
+# times S; from there back to forward while parts of a batch accumulate, then clip_global_norm and
+# trainer.step, which updates the masters if all gradients are finite, and otherwise skips and
+# halves S.](figures/09_loop.svg)
+#
+# Follow the arrows. From `scale_loss` to the update, every gradient is $S$ times too large. Two
+# losses are scaled together in `scale_loss`. The gradients of the parts of a batch are added up.
+# Clipping comes last, before the step, which divides by $S$.
 #
 # ## What you will be able to do
 #
 # - read and log gradients in true units, while a loss scale is at work;
-# - say why an FP16 gradient must not be divided, and do without it;
+# - say why an FP16 gradient must not be divided, and what to do instead;
 # - clip by the norm, and collect the gradients of several batches for one step, in the right order;
 # - train with two losses, with two Trainers, and with both;
 # - write NVIDIA's loop with masters and a scale by hand, and in three lines;
@@ -25,15 +35,6 @@
 # You should know the loss scale (lesson 03) and master weights
 # ([lesson 02](02_lost_updates.ipynb)). FP16 and FP32 stand for `float16` and `float32`. Everything
 # runs on a CPU.
-#
-# ![A training step as boxes and arrows: forward, one loss or two, scale_loss, backward, gradients
-# times S; from there back to forward while parts of a batch accumulate, then clip_global_norm and
-# trainer.step, which updates the masters if all gradients are finite, and otherwise skips and
-# halves S.](figures/09_loop.svg)
-#
-# Follow the arrows. From `scale_loss` up to the update, every gradient is $S$ times too large. Two
-# losses meet in `scale_loss`. The parts of a batch meet in the gradients. Clipping comes last,
-# before the step divides by $S$.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
@@ -126,17 +127,17 @@ print(f"loss of the first batch {losses[0]:.2f}, of the last {losses[-1]:.2f}")
 assert np.mean(losses[-4:]) < np.mean(losses[:4])
 
 # %% [markdown]
-# One thing differs from lesson 03, and has nothing to do with 16 bits. `loss_fn` returns one loss
-# for each image. `backward` adds them up, and `trainer.step(len(labels))` divides by their number.
-# This is Gluon's habit, and below it will make parts of a batch come out right.
+# One thing differs from lesson 03, though not because of 16 bits. `loss_fn` returns one loss for
+# each image. `backward` adds up their gradients, and `trainer.step(len(labels))` divides by their
+# number. This is usual in Gluon, and below it will make it easy to cut a batch into parts.
 #
 # (The docs have this loop with all its choices: [Your own loop](../docs/how-to/own-loop.md).)
 #
 # ## Until the step, gradients are $S$ times too large
 #
-# Suppose that you want to log the largest gradient of each layer. `parameter.grad()` would give a
-# wrong number, and one that jumps whenever $S$ changes. `amp.unscaled_gradients` returns copies in
-# FP32, divided by $S$:
+# Suppose that you want to log the largest gradient of each layer. `parameter.grad()` would give
+# numbers that are $S$ times too large, and that jump whenever $S$ changes. `amp.unscaled_gradients`
+# returns copies in FP32, divided by $S$:
 #
 # ```diff
 #          with amp.scale_loss(loss, trainer) as scaled_loss:
@@ -168,16 +169,16 @@ assert all((gradients[name].asnumpy() == by_hand[name]).all() for name in by_han
 
 # %% [markdown]
 # Two things to notice. The copies are FP32, so they can hold what FP16 cannot. And they are divided
-# by $S$ only, not by the batch size, because the batch size is known to `trainer.step` alone: these
-# are sums over 40 images. (If you only want the norm, `amp.gradient_norm(trainer)` after the step
-# has it, divided by both, and computes nothing. The first loop has used it.)
+# by $S$ only, not by the batch size, because only `trainer.step` knows the batch size: these are
+# sums over 40 images. (If you only want the norm, `amp.gradient_norm(trainer)` returns it after the
+# step, divided by both, without further computation. The first loop has used it.)
 #
 # ## An FP16 gradient is never divided in place
 #
 # Why copies? Suppose that a loop divides the gradients themselves, to change them before the step.
 # Lesson 03 had a small loss; we take a still smaller one, because this network is small too. Most
-# of its true gradients are too small for FP16, and $S$ has saved them. How many become zero if FP16
-# has to hold the quotients?
+# of its true gradients are too small for FP16, and $S$ has saved them. How many gradients become
+# zero if FP16 has to hold them after the division?
 
 # %%
 net, trainer = new_run(loss_scale=2.0**24)
@@ -195,7 +196,7 @@ for parameter in net.collect_params().values():
     print(f"{parameter.name:18} {lost[parameter.name]:6.1%} would become zero")
 
 # %% [markdown]
-# That is what the loss scale was for. So `amp.unscale`, which divides in place, refuses FP16
+# The loss scale was there to prevent this. So `amp.unscale`, which divides in place, refuses FP16
 # gradients:
 
 # %%
@@ -211,10 +212,10 @@ assert max(lost.values()) > 0.5
 assert "use amp.clip_global_norm to clip, amp.unscaled_gradients for FP32 copies" in message
 
 # %% [markdown]
-# The message names the three ways out. Clipping is the next section, copies were the last one. The
-# third is `amp.autocast`: it leaves parameters and their gradients in FP32, and computes in FP16
-# all the same ([cast or autocast?](../docs/how-to/cast-or-autocast.md)). There you may divide, and
-# then do with a gradient what you like. Here each element is cut off at 1:
+# The message names three ways out. The copies were in the section before, and clipping is in the
+# next one. The third way is `amp.autocast`: it leaves parameters and their gradients in FP32, and
+# still computes in FP16 ([cast or autocast?](../docs/how-to/cast-or-autocast.md)). There you may
+# divide, and then change a gradient as you like. Here each element is cut off at 1 and -1:
 #
 # ```diff
 #          with amp.scale_loss(loss, trainer) as scaled_loss:
@@ -247,8 +248,8 @@ assert before > after == 1
 assert all((changed[name] == np.clip(true[name].asnumpy(), -1, 1)).all() for name in true)
 
 # %% [markdown]
-# `trainer.step` knows that you have divided, and divides by the batch size only. Forget
-# `amp.unscale` and do it by hand, and the step divides by $S$ a second time.
+# `trainer.step` knows that you have divided, and divides by the batch size only. If you divide by
+# hand, without `amp.unscale`, the step divides by $S$ a second time.
 #
 # ## Clipping needs the true norm
 #
@@ -262,9 +263,9 @@ assert all((changed[name] == np.clip(true[name].asnumpy(), -1, 1)).all() for nam
 #      trainer.step(len(labels))
 # ```
 #
-# It takes the batch size too, because the norm that counts is that of the gradient which the
-# optimizer will use. It returns that norm, and changes no gradient: the factor goes where $1/S$ is,
-# into the step. We take the run from above, and clip its norms at 1.5.
+# The function takes the batch size too, because it needs the norm of the gradient that the
+# optimizer will use. It returns that norm, and changes no gradient: the step multiplies by the
+# factor when it divides by $S$. We repeat the run from above, and clip at a norm of 1.5.
 
 # %%
 max_norm = 1.5
@@ -296,10 +297,10 @@ axes.set_title("Steps above the line (full squares) are clipped to it")
 plt.show()
 
 # %% [markdown]
-# Gluon's own `gluon.utils.clip_global_norm` knows nothing of $S$. It sees a norm that is $S$ times
-# too large, and larger by the batch size as well, and clips far too much. We clip the first step at
-# 0.5 with each function, and compare its lengths, divided by the learning rate. (On a CPU Gluon's
-# function does not take FP16 gradients, so both get the FP32 gradients of `amp.autocast`.)
+# Gluon's own `gluon.utils.clip_global_norm` does not know $S$. It finds a norm that is too large by
+# the factor $S$ and by the batch size, and clips far too much. We clip the first step at 0.5 with
+# each function, and compare the lengths of the two steps, divided by the learning rate. (On a CPU
+# Gluon's function does not take FP16 gradients, so both get the FP32 gradients of `amp.autocast`.)
 
 
 # %%
@@ -336,12 +337,13 @@ assert np.isclose(lengths["with_gluon"], max_norm / (2**10 * 40), rtol=1e-1)
 # %% [markdown]
 # With Gluon's function the network would hardly learn, and nothing would say why.
 #
-# ## Accumulate first, clip then, step last
+# ## Accumulate first, then clip, then step
 #
 # A batch that is too large for the memory can be cut into parts whose gradients **accumulate**:
-# with `grad_req="add"`, `backward` adds to a gradient instead of replacing it. What counts is the
-# sum. So all parts go backward with the same $S$, then comes one clip, then one step; both receive
-# the number of all images. Afterwards the gradients are emptied. Here two parts make a batch:
+# with `grad_req="add"`, `backward` adds to a gradient instead of replacing it. Only their sum
+# matters. So all parts go backward with the same $S$, then comes one clip, then one step; both
+# receive the number of all images. Afterwards the gradients are set to zero. Here two parts make a
+# batch:
 #
 # ```diff
 # +for parameter in net.collect_params().values():
@@ -378,7 +380,7 @@ for number, (images, labels) in enumerate(parts, start=1):
 in_parts = [p.data().asnumpy() for p in net.collect_params().values()]
 
 # %% [markdown]
-# And the same images in whole batches, with the loop of the section before:
+# Now the same images in whole batches, with the loop of the section before:
 
 # %%
 net, trainer = new_run()
@@ -403,22 +405,23 @@ print(f"whole batches and parts differ by {distance(whole, in_parts):.4f}")
 assert distance(whole, in_parts) < 0.02 * distance(whole, start)
 
 # %% [markdown]
-# What remains is rounding: two halves of a sum are rounded once more than the whole. The sum itself
-# is kept in FP32, also where the gradients are FP16. Three more things are looked after:
+# This difference is rounding: a sum of two halves is rounded once more than the whole. The sum
+# itself is kept in FP32, even where the gradients are FP16. Three more things are taken care of:
 #
 # - $S$ changes only in `trainer.step`. All parts of a step have the same one.
 # - If a part overflows, the sum is infinite, and the whole step is skipped.
-# - A second clip before the step is refused: each part for itself would be clipped, not the sum.
+# - A second clip before the step is refused: it would clip each part, not the sum.
 #
-# One thing nobody can look after: BatchNorm normalises each part by itself, in FP32 too.
+# One thing cannot be taken care of: BatchNorm normalises each part by itself, in FP32 too.
 # ([Accumulate, clip, average](../docs/how-to/accumulate-clip-average.md) has this loop for a
-# network with frozen parameters, and an average of the weights. What changes where many processes
-# add their gradients up is in [docs/scaling.md](../docs/scaling.md#what-16-bits-cost-in-the-sum).)
+# network with frozen parameters, and an average of the weights. [What 16 bits cost in the
+# sum](../docs/scaling.md#what-16-bits-cost-in-the-sum) says what changes when many processes add up
+# their gradients.)
 #
 # ## Two losses of one Trainer go backward together
 #
-# A second loss may keep the logits small, or be a second task of the same network. There is one set
-# of weights, one Trainer and one $S$. `amp.scale_loss` takes both losses as a list:
+# A second loss may keep the logits small, or belong to a second task of the same network. There is
+# one set of weights, one Trainer and one $S$. `amp.scale_loss` takes both losses as a list:
 #
 # ```diff
 #      with autograd.record():
@@ -444,8 +447,8 @@ for images, labels in batches[:1]:
     trainer.step(len(labels))
 
 # %% [markdown]
-# Is that the gradient of the sum? We compare it with the gradients of each loss alone, added up,
-# and with the mistake that this section is about: two backward passes, one after the other.
+# Does this give the gradient of the sum? We compare it with the gradients of each loss alone, added
+# up. We also try a common mistake: two backward passes, one after the other.
 
 
 # %%
@@ -479,16 +482,16 @@ assert errors["both together"] < 2.0**-8
 assert errors["one after the other"] == errors["the second alone"] > 0.5
 
 # %% [markdown]
-# The last two rows are equal: the second `backward` has replaced the gradients of the first. That
-# is Gluon's rule and no matter of precision, but it is where loops from other libraries go wrong.
-# (Both losses have one number for each image here, so adding them before `scale_loss` does the same
-# as the list.)
+# The last two rows are equal: the second `backward` has replaced the gradients of the first. This
+# is Gluon's rule and has nothing to do with precision, but loops from other libraries go wrong
+# here. (Both losses have one number for each image here, so adding them before `scale_loss` does
+# the same as the list.)
 #
 # ## One loss of two Trainers needs one scale
 #
-# The convolutions of a network may come from elsewhere and want a small learning rate, while the
-# last layer is new. That takes two Trainers and one loss. The loss is multiplied once, so both must
-# divide by the same $S$. Name both:
+# The convolutions of a network may be trained already and need a small learning rate, while the
+# last layer is new. This takes two Trainers and one loss. The loss is multiplied once, so both
+# Trainers must divide by the same $S$. Give both to `scale_loss`:
 #
 # ```diff
 #          loss = loss_fn(net(images), labels)
@@ -528,8 +531,8 @@ assert 0 < amp.skipped_steps(trainers[0]) == amp.skipped_steps(trainers[1]) < 12
 assert amp.loss_scale(trainers[0]) == amp.loss_scale(trainers[1]) < 2.0**20
 
 # %% [markdown]
-# An overflow anywhere skips the steps of both, and halves the one scale once. Otherwise one half of
-# the network would go on without the other.
+# An overflow anywhere skips the steps of both Trainers, and halves their common scale once.
+# Otherwise one half of the network would go on without the other.
 #
 # ## Two networks with a loss each have a scale each
 #
@@ -555,8 +558,9 @@ assert amp.loss_scale(trainers[0]) == amp.loss_scale(trainers[1]) < 2.0**20
 # +    g_trainer.step(64)
 # ```
 #
-# Each Trainer has its own $S$, which finds its own level. To see it, the generator's begins far too
-# high. The real points are drawn from a normal distribution in the plane.
+# Each Trainer has its own $S$, which finds its own level. To see this, we begin with an $S$ of the
+# generator that is far too large. The real points are drawn from a normal distribution in the
+# plane.
 
 # %% tags=["setup"]
 random = np.random.default_rng(0)
@@ -645,13 +649,13 @@ far, near = (np.linalg.norm(p.mean(0) - centre) for p in (first_points, last_poi
 assert near < far / 2
 
 # %% [markdown]
-# While the generator's steps were skipped, the discriminator went on. The other way round there is
-# one thing to know. The generator's loss goes backward *through* the discriminator and leaves
-# gradients there. Here the discriminator's next `backward` replaces them. If its gradients
-# accumulate, empty them first; a step on the wrong ones is refused.
+# While the generator's steps were skipped, the discriminator went on. In the other direction there
+# is one thing to know. The generator's loss goes backward *through* the discriminator and leaves
+# gradients there. Here the discriminator's next `backward` replaces them. If the discriminator's
+# gradients accumulate, set them to zero first; a step with the wrong gradients is refused.
 #
 # If you want one common scale, as other libraries have it, give both Trainers the same
-# `mpgluon.DynamicLossScale` object. ([From torch.amp](../docs/migration.md#from-torchamp) tells how
+# `mpgluon.DynamicLossScale` object. ([From torch.amp](../docs/migration.md#from-torchamp) says how
 # it is updated.)
 
 # %% [markdown]
@@ -695,8 +699,8 @@ for _ in range(20):
 print(f"loss {losses[0]:.3f}, after 20 steps {losses[-1]:.3f}")
 
 # %% [markdown]
-# In mpgluon the masters are the optimizer's, the scale is the Trainer's, and the division happens in
-# the step. Three lines are left, and the loop is that of FP32 otherwise:
+# In mpgluon the optimizer keeps the masters, the Trainer keeps the scale, and the step divides.
+# Only three lines differ from a loop in FP32:
 
 # %%
 in_three_lines = dense_layer()
@@ -774,8 +778,8 @@ print(f"{(in_nd == in_np).sum()} of {in_nd.size} have the same bits")
 assert in_nd.tobytes() == in_np.tobytes()
 
 # %% [markdown]
-# The functions that are called by name follow the cast as `F.tanh` in a `hybrid_forward` does: in
-# FP16, with the result rounded once. (The docs have the book's own loop:
+# Functions that are called by name, such as `mx.nd.tanh`, follow the cast as `F.tanh` in a
+# `hybrid_forward` does: in FP16, with the result rounded once. (The docs have the book's own loop:
 # [If you learned Gluon from d2l](../docs/how-to/d2l.md).)
 
 # %% [markdown]
@@ -791,8 +795,8 @@ assert in_nd.tobytes() == in_np.tobytes()
 # | one loss, two Trainers | `amp.scale_loss(loss, [trainer_a, trainer_b])` | one $S$ for both |
 # | a loss for each of two Trainers | `amp.scale_loss(loss, its_trainer)`, twice | an $S$ for each |
 #
-# From `scale_loss` up to the update all gradients are $S$ times too large. Whatever reads or
-# changes them there has to know it.
+# From `scale_loss` up to the update all gradients are $S$ times too large. Code that reads or
+# changes them there must take this into account.
 
 # %% [markdown]
 # ## Exercises
@@ -813,8 +817,8 @@ assert check("09.1", 4 * 16)
 
 # %% [markdown]
 # **09.2** (level 2) A function for your log returns the largest gradient, without its sign, of the
-# *mean* loss. It is called after `backward`, before the step. The one below looks right. Hand it
-# in, read what `check` says to it, and repair it.
+# *mean* loss. It is called after `backward`, before the step. The function below looks right. Hand
+# it in, read what `check` says about it, and repair it.
 
 
 # %%
@@ -838,8 +842,8 @@ assert check("09.2", largest_true_gradient)
 
 # %% [markdown]
 # **09.3** (level 3) This step of two losses came from another library, where gradients always add
-# up. Hand it in, read what `check` says to it, and repair it. `losses_of(net)` returns two losses
-# of the batch, each with one number for each image.
+# up. Hand it in, read what `check` says about it, and repair it. `losses_of(net)` returns two
+# losses of the batch, each with one number for each image.
 
 
 # %%

@@ -13,6 +13,14 @@
 # written to a file, and for whom? And how much do a network's answers change when it computes them
 # in sixteen bits?
 #
+# ![A trained network has FP16 weights, FP32 masters, and BatchNorm in FP32. Four calls lead out of
+# it: save_checkpoint, to continue the run; restore and save_parameters, to fine-tune;
+# inference_network, to predict in MXNet; export_onnx and export_mxnet, to serve without
+# mpgluon](figures/10_after.svg)
+#
+# The drawing shows four ways out of a training, and what each of them keeps. All of them begin at
+# the FP32 masters, not at the 16-bit weights, so a weight is rounded at most once.
+#
 # ## What you will be able to do
 #
 # - take the FP32 masters out of a training, and put FP32 weights into a network in 16 bits;
@@ -21,14 +29,6 @@
 # - check an exported network where there is no mpgluon, and serve it where there is no MXNet.
 #
 # You should know masters (lesson 02) and casting (lesson 04). Everything runs on a CPU.
-#
-# ![A trained network has FP16 weights, FP32 masters, and BatchNorm in FP32. Four calls lead out of
-# it: save_checkpoint, to continue the run; restore and save_parameters, to fine-tune;
-# inference_network, to predict in MXNet; export_onnx and export_mxnet, to serve without
-# mpgluon](figures/10_after.svg)
-#
-# The drawing has the four ways out of a training, and what each one holds. All of them begin at the
-# FP32 masters, not at the 16-bit weights: what leaves the training is rounded at most once.
 
 # %% tags=["parameters"]
 FAST = False  # the build's fast mode says True: the same code on less data
@@ -85,8 +85,9 @@ test_images, test_labels = draw(1000, 20)  # other drawings of the same shapes
 # %% [markdown]
 # ## A network to work with
 #
-# Three convolutions with BatchNorm, and a dense layer. It learns to tell ten drawn shapes apart, in
-# 32 x 32 pixels. It is cast to FP16 and trained with a loss scale, as in lessons 03 and 04.
+# Our network has three convolutions with BatchNorm, and a dense layer. It learns to tell ten drawn
+# shapes apart, in images of 32 x 32 pixels. It is cast to FP16 and trained with a loss scale, as in
+# lessons 03 and 04.
 
 
 # %%
@@ -128,9 +129,10 @@ print(f"last loss {loss:.3f}, skipped steps: {amp.skipped_steps(trainer)}")
 # %% [markdown]
 # ## The masters are the result
 #
-# In every step the optimizer updates the masters, and rounds them into the network. So the masters
-# are what was trained. We write a checkpoint and the FP16 weights to files. Then `mpgluon.restore`
-# takes the cast off and puts the masters into the network, and we write those, too.
+# In every step the optimizer updates the masters, and copies them, rounded, into the network. So
+# the result of the training is in the masters. We write a checkpoint and the FP16 weights to files.
+# Then `mpgluon.restore` takes the cast off and puts the masters into the network, and we write them
+# to a file, too.
 
 
 # %%
@@ -162,8 +164,8 @@ assert differ > 0.9
 
 # %% [markdown]
 # Almost no master is an FP16 number, and every FP16 weight is its master, rounded. The rounding can
-# be done again at any time; what it took away cannot be brought back. So keep the masters. A
-# checkpoint has them too: `mpgluon.checkpoint.read_parameters` reads them from the file.
+# be done again at any time, but the digits that it removed cannot be brought back. So keep the
+# masters. A checkpoint has them too: `mpgluon.checkpoint.read_parameters` reads them from the file.
 #
 # After `restore` the network is an FP32 network like any other. To train it further, make a new
 # Trainer: the old one was made for FP16 weights.
@@ -171,10 +173,10 @@ assert differ > 0.9
 # ## A checkpoint goes on with a training, a parameter file only holds weights
 #
 # A **checkpoint** holds what a training needs: FP16 weights, masters, the optimizer's state (two
-# averages for each weight, with Adam), the loss scale and the random states. Loaded into a network
-# that is *not* cast, its masters become the FP32 weights, and the training goes on in FP32. About
-# everything else a checkpoint is strict. If the Trainer has SGD in place of Adam, loading fails and
-# changes nothing, here **on purpose**:
+# averages for each weight, with Adam), the loss scale and the random states. If it is loaded into a
+# network that is *not* cast, the masters become the FP32 weights, and the training goes on in FP32.
+# In everything else a checkpoint is strict. If the Trainer has SGD in place of Adam, loading fails
+# and changes nothing. We try this **on purpose**:
 
 # %%
 uncast = make_network()
@@ -198,12 +200,12 @@ assert all(  # nothing was changed
 )
 
 # %% [markdown]
-# A **parameter file** is Gluon's own, and lenient. `cast_dtype=True` lets a network load another
-# format than its own. If an FP32 network loads the FP16 file, its weights are FP16 numbers in FP32
-# arrays. If a cast network loads the FP32 file, the numbers are rounded, and the digits of the file
-# are lost. So **load first, then cast**: `cast_block` remembers the FP32 weights, and the Trainer
-# takes them as its masters. We try both orders, and compare the FP32 weights that the cast network
-# stands for with those in the file.
+# A **parameter file** is Gluon's own, and less strict. With `cast_dtype=True` a network loads
+# weights of another format than its own. If an FP32 network loads the FP16 file, its weights are
+# FP16 numbers in FP32 arrays. If a cast network loads the FP32 file, the numbers are rounded, and
+# the digits of the file are lost. So **load first, then cast**: `cast_block` remembers the FP32
+# weights, and the Trainer takes them as its masters. We try both orders, and compare the FP32
+# weights that `restore` then puts into the network with those in the file.
 
 # %%
 file = str(folder / "float32.params")
@@ -228,16 +230,16 @@ assert lost["cast, then load"] == differ
 assert all(np.array_equal(found[name].astype("float16"), in_fp16[name]) for name in rounded)
 
 # %% [markdown]
-# The same holds in the middle of a training. A Trainer with `amp.init_trainer` notices weights that
-# were written from outside, and takes them as new masters, with the digits that FP16 has left.
-# (MXNet's own `multi_precision` writes the old masters back over them, without a message.) A
+# The same holds in the middle of a training. A Trainer with `amp.init_trainer` notices if a program
+# has replaced the weights, and takes the new ones as masters, with only the digits that FP16 has
+# kept. (MXNet's own `multi_precision` writes the old masters back over them, without a message.) A
 # checkpoint replaces the masters themselves, and loses nothing in any order.
 #
 # ## BatchNorm disappears into the convolution before it
 #
 # *Inference* is running a trained network. There are no gradients, so there is no loss scale. And
-# BatchNorm no longer looks at the batch. With the running mean $\mu$ and the running variance
-# $\sigma^2$ of a channel it computes
+# BatchNorm no longer uses statistics of the batch. With the running mean $\mu$ and the running
+# variance $\sigma^2$ of a channel it computes
 #
 # $$y = \gamma\,\frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} + \beta.$$
 #
@@ -280,14 +282,16 @@ errors_by_format = [agreements[dtype].largest_relative_error for dtype in in_inf
 assert errors_by_format[0] < 1e-5 < errors_by_format[1] < errors_by_format[2]
 
 # %% [markdown]
-# Eight arrays are left, a weight and a bias for each layer. Folded in FP32 the network is the same
-# but for FP32's last digits. BF16 has three binary digits less than FP16, so its errors are larger.
+# Eight arrays are left, a weight and a bias for each layer. In FP32 the folded network gives the
+# same results, except for FP32's last digits. BF16 has three binary digits fewer than FP16, so its
+# errors are larger.
 #
 # ## In 16 bits logits change a little, and decisions only where they were close
 #
 # The largest logit decides. Its *lead* is the distance to the second largest. For a decision to
-# change, one of the two must be wrong by at least half of the lead. So we draw a mark for each test
-# image: to the right its lead in FP32, upwards the largest error of its ten logits.
+# change, some logit must be wrong by at least half of the lead. So we draw a mark for each test
+# image: the horizontal axis has its lead in FP32, the vertical axis the largest error of its ten
+# logits.
 
 # %%
 logits = {dtype: block(test_images).asnumpy() for dtype, block in in_inference.items()}
@@ -338,17 +342,17 @@ for dtype in ("float16", "bfloat16"):
 assert 0 < error["float16"].mean() < error["bfloat16"].mean()
 
 # %% [markdown]
-# Nearly all images are far below the line. So the accuracy changes, if at all, by images that were
-# undecided anyway. Measure it with your own network and your own images; `agreement` takes one
+# Nearly all images are far below the line. So if the accuracy changes at all, it is by images that
+# were nearly undecided anyway. Measure this with your own network and images; `agreement` takes one
 # line.
 #
 # ## An MXNet export computes the same bits where there is no mpgluon
 #
-# A parameter file is of use only to somebody who has the code of the network. An **export** is two
+# A parameter file is useful only to somebody who has the code of the network. An **export** is two
 # files: the weights, and the *graph*, which is the list of operators. MXNet alone can run it.
 # `export_mxnet` writes the folded network; its casts are operators of the graph. We start a second
-# Python, which knows MXNet and nothing of mpgluon. It loads the graph, runs it on the test images,
-# and writes the logits to a file.
+# Python, which imports MXNet but not mpgluon. It loads the graph, runs it on the test images, and
+# writes the logits to a file.
 
 # %%
 ELSEWHERE = """
@@ -381,14 +385,16 @@ assert np.array_equal(there, logits["float16"])
 
 # %% [markdown]
 # The logits agree bit for bit. On a CPU, where MXNet has no products in FP16, the casts of the
-# graph surround operators that compute in FP32. A graph for a GPU takes FP16 itself: export it with
-# `device="gpu"`. (No GPU is needed for that, and on a CPU `import_mxnet` refuses it with advice.)
+# graph surround operators that compute in FP32. A graph for a GPU computes in FP16 itself: export
+# it with `device="gpu"`. (The export needs no GPU. On a CPU `import_mxnet` refuses such a graph,
+# with advice.)
 #
 # ## Gluon's own export drops the casts, and says nothing
 #
 # `HybridBlock.export` has an argument `remove_amp_cast`, which is `True` by default: it removes
-# casts from the graph. What is written then is the FP32 network. A network that mpgluon has cast or
-# put under autocast keeps its casts unless it is told otherwise. Here we tell it otherwise.
+# casts from the graph. Then the file holds the FP32 network. For a network that mpgluon has cast or
+# put under autocast, the default is `False`, so the casts stay. Here we export such a network with
+# each of the two values.
 
 # %%
 amp.autocast(net, "float16")
@@ -410,14 +416,14 @@ assert differences["removed"][1] == 0 < differences["removed"][0]
 
 # %% [markdown]
 # Without its casts the exported network differs from the FP32 network by exactly 0: it *is* the
-# FP32 network. The accuracies hardly differ, so an accuracy would not tell you. **After every
-# export compare the outputs, number by number.**
+# FP32 network. The accuracies of both hardly differ, so the accuracy would not show the mistake.
+# **After every export compare the outputs, number by number.**
 #
 # ## An ONNX file is served without MXNet
 #
 # ONNX is a file format for networks that many programs read; `onnxruntime` runs it. `export_onnx`
-# writes the folded network, and beside it what a server must know: the names of the classes, and
-# how a photograph becomes an input. In FP16 the file has half the size.
+# writes the folded network, and into the same file what a server must know: the names of the
+# classes, and how a photograph becomes an input. In FP16 the file has half the size.
 
 # %%
 metadata = ServingMetadata(
@@ -492,8 +498,8 @@ for dtype, answer in served.items():
 assert (folder / "float16.onnx").stat().st_size < 0.55 * (folder / "float32.onnx").stat().st_size
 
 # %% [markdown]
-# onnxruntime has no FP16 kernels for x86 processors: there it computes an FP16 file in FP32. So the
-# FP16 file saves space on such a processor, and no time.
+# onnxruntime has no FP16 kernels for x86 processors: there it computes an FP16 file in FP32. So on
+# such a processor the FP16 file saves space, but no time.
 #
 # ## Each file serves another purpose
 
@@ -519,10 +525,9 @@ assert kib["exported-0000.params"] < 0.55 * kib["float32.params"]
 work.cleanup()
 
 # %% [markdown]
-# The page of `mpgluon serve runs/latest` compares formats on your own photographs, in a
-# browser. [docs/deployment.md](../docs/deployment.md) has the speed of each way to run a network,
-# weights from PyTorch, and the ONNX file in detail; [docs/checkpoints.md](../docs/checkpoints.md)
-# has what a checkpoint holds.
+# `mpgluon serve runs/latest` serves a page that compares formats on your own photographs. [After
+# training](../docs/deployment.md) has the speed of each way to run a network, weights from PyTorch,
+# and the ONNX file in detail; [Checkpoints](../docs/checkpoints.md) says what a checkpoint holds.
 #
 # ## Summary
 #
@@ -541,9 +546,9 @@ work.cleanup()
 # %% [markdown]
 # **10.1** (level 2) In this network BatchNorm comes *before* a dense layer:
 # $y = W\,\mathrm{norm}(x) + b$, where $x$ has 8 features, $W$ has the shape (4, 8), and
-# $\gamma, \beta, \mu, \sigma^2$ have a number for each feature. Write
-# `fold(weight, bias, gamma, beta, mean, variance, epsilon)` in NumPy that returns the weight and
-# the bias of *one* dense layer that computes the same. Hand in the function.
+# $\gamma, \beta, \mu, \sigma^2$ have a number for each feature. Write a function `fold(weight,
+# bias, gamma, beta, mean, variance, epsilon)` in NumPy. It returns the weight and the bias of *one*
+# dense layer that computes the same. Hand in the function.
 
 # %%
 answer = ...
@@ -575,10 +580,11 @@ assert check("10.2", 2 * 0.25)
 
 # %% [markdown]
 # **10.3** (level 3) Autocast in BF16 rounds the weights of convolutions and dense layers, and
-# rounds again between the layers. How large is the share of the weights alone, in percent? Measure
-# two mean errors (of each test image, the largest error of a logit): one with autocast to BF16, one
-# in FP32 with weights that were rounded by `mpgluon.round_to(master, mpgluon.BFLOAT16)`,
-# BatchNorm's left alone. Hand in 100 times the second over the first.
+# rounds again between the layers. How large is the share of the weights alone in the error, in
+# percent? The error of a test image is the largest error of its logits. Measure the mean error
+# twice: with autocast to BF16, and in FP32 with weights that were rounded by
+# `mpgluon.round_to(master, mpgluon.BFLOAT16)`, except BatchNorm's. Hand in 100 times the second
+# mean, divided by the first.
 
 # %%
 answer = ...

@@ -17,8 +17,8 @@
 # significant bits. FP32, TF32 and BF16 need nothing, FP16 a loss scale, FP8 a scale for each
 # tensor, FP6 and FP4 a scale for each block of 32 values](figures/11_formats.svg)
 #
-# The drawing is the way of this lesson, from top to bottom: with fewer bits the range gets shorter,
-# and more scales are needed.
+# This lesson follows the drawing from top to bottom: with fewer bits the range gets shorter, and
+# more scales are needed.
 #
 # ## What you will be able to do
 #
@@ -26,10 +26,10 @@
 # - say when a format needs a scale, and which values should share one;
 # - train a network with products in eight bits, and recognise the failure without scales;
 # - train BF16 weights without a copy in FP32, with stochastic rounding or Kahan's compensation;
-# - find out whether a network cares whose Tensor Core adds its products.
+# - find out whether it matters to a network which GPU's Tensor Core adds its products.
 #
-# You should know lessons 01 to 03: formats, lost updates, lost gradients. FP32 stands for what code
-# calls `float32`, BF16 for `bfloat16`. FP8 has two formats, E4M3 (`float8_e4m3`) and E5M2
+# You should know lessons 01 to 03: formats, lost updates, lost gradients. In code, FP32 is
+# `float32` and BF16 is `bfloat16`. FP8 has two formats, E4M3 (`float8_e4m3`) and E5M2
 # (`float8_e5m2`).
 
 # %% tags=["parameters"]
@@ -82,12 +82,13 @@ OTHERS = [
 # ## A format is a few numbers: from six bits to eight
 #
 # Lesson 01 drew all numbers of a format with six bits: 1 for the sign, 3 for the exponent, 2 for
-# the fraction. Two more bits can go to the fraction or to the exponent. E4M3 and E5M2 have one and
-# two more exponent bits; the digits of their names are the widths of the two fields.
+# the fraction. With eight bits, two more can go to the fraction or to the exponent. E4M3 has one
+# more exponent bit, and E5M2 has two: the digits of a name are the widths of the two fields.
 #
-# E4M3 differs from the older formats in one more way. Those give the largest exponent to infinity
-# and NaN. E4M3 has no infinity: its largest exponent holds numbers, except for one code, which is
-# NaN. The function below is that of lesson 01 with this case, `finite_only`, added.
+# E4M3 differs from the older formats in one more way. In those formats the largest exponent stands
+# for infinity and NaN. E4M3 has no infinity: its largest exponent holds numbers, except for one
+# code, which is NaN. The function below is the one of lesson 01, with this case (`finite_only`)
+# added.
 
 
 # %%
@@ -149,10 +150,11 @@ plt.show()
 #
 # ## Without a scale, layers with small gradients learn nothing in eight bits
 #
-# A network of four dense layers squeezes images of ten shapes through 32 numbers, and draws them
-# again. The loss is a mean over all pixels of all images, so its gradients are small.
+# A network of four dense layers turns images of ten shapes into 32 numbers each, and draws the
+# images again from these. The loss is a mean over all pixels of all images, so its gradients are
+# small.
 #
-# FP8 is used as on a GPU. Only the operands of products have eight bits: E4M3 in the forward pass,
+# We use FP8 as a GPU does. Only the operands of products have eight bits: E4M3 in the forward pass,
 # E5M2 for the gradient that arrives in the backward pass. Products are added in FP32. Values
 # between the layers are BF16, parameters FP32, and the first and the last layer compute in BF16. A
 # `Policy` says all this in one line.
@@ -210,9 +212,9 @@ for name, policy in {"FP32": None, "FP8 without scales": UNSCALED}.items():
 assert at_the_end(curves["FP8 without scales"]) > 1.5 * at_the_end(curves["FP32"])
 
 # %% [markdown]
-# Nothing failed, and no message appeared. `range_report` says what happened: it runs one batch in
-# FP32 and counts what a format would make of each array. (An *output gradient* is the gradient of
-# the loss with respect to what a layer returned. It is what arrives at a product in the backward
+# There was no error and no message. `range_report` says what happened: it runs one batch in FP32
+# and counts what a format would make of each array. (An *output gradient* is the gradient of the
+# loss with respect to the result of a layer. It arrives at the layer's product in the backward
 # pass.)
 
 # %%
@@ -227,17 +229,17 @@ assert np.mean([array.underflow_fraction for array in arrays]) > 0.8
 
 # %% [markdown]
 # Nearly all output gradients become zero in E5M2. It has as many exponent bits as FP16, but its
-# smallest number is $2^{-16}$, and FP16's $2^{-24}$. Where the gradient is zero, a layer and all
-# layers before it stand still. Mostly the last layer learns here, from the BF16 gradient that it
-# receives. One loss scale would help this network, as in lesson 03. But E4M3 has to hold weights and
-# data too, and no loss scale moves those.
+# smallest number is $2^{-16}$, and FP16's $2^{-24}$. If the gradient is zero, a layer and all
+# layers before it learn nothing. Here it is mostly the last layer that learns, from the BF16
+# gradient that it receives. One loss scale would help this network, as in lesson 03. But E4M3 has
+# to hold weights and data too, and no loss scale moves those.
 #
 # ## A scale for each tensor moves its values to where the format has its numbers
 #
 # So each operand gets a scale of its own, in each step: the largest power of two that keeps the
 # largest value within the format. Values are multiplied by it, rounded, and divided by it again. A
-# power of two changes exponents only, so the rounding is the only loss. We try it on a gradient of
-# our network, that of the 32 numbers in its middle.
+# power of two changes exponents only, so the rounding is the only loss. We try it on one gradient
+# of our network, the gradient of the 32 numbers in its middle.
 
 
 # %%
@@ -326,7 +328,7 @@ plt.show()
 #
 # ## One outlier takes the digits of all values that share its scale
 #
-# The largest value decides the scale. If it is far larger than the others, they land among the
+# The largest value decides the scale. If it is far larger than the others, these land among the
 # format's smallest numbers, or at zero. Then fewer values should share a scale. The *MX* formats
 # have one power of two for each block of 32 values along the dimension that a product sums over, so
 # an outlier harms its own block only.
@@ -354,14 +356,14 @@ for f in (FLOAT6_E2M3, FLOAT4_E2M1):
 
 # %% [markdown]
 # The errors are medians of the relative errors of all values but the outliers. E4M3 and E5M2 have
-# range enough for outliers of this size, and one scale is as good as many. The formats of six and
-# four bits have not: with one scale, nearly all values become zero. So those are used with blocks,
-# and formats of eight bits in both ways.
+# enough range for outliers of this size, so one scale is as good as many. The formats of six and
+# four bits do not: with one scale, nearly all values become zero. So these formats are used with
+# blocks, and formats of eight bits in both ways.
 #
 # ## E4M3 is finer, E5M2 forgives a scale that does not fit
 #
-# Why two formats of eight bits? We round the gradient from above with all kinds of scales, and not
-# only the best one.
+# Why are there two formats of eight bits? We round the gradient from above with many scales, not
+# only with the best one.
 
 # %%
 shifts = np.arange(-30, 45)
@@ -393,15 +395,15 @@ plt.show()
 
 # %% [markdown]
 # With the right scale, E4M3 is the better format, for gradients too. E5M2 has twice the error, and
-# works with many more scales. That matters where a scale is an old one (NVIDIA's *delayed* scaling
-# takes it from earlier steps; `amax_history=16` in a policy), or where values of very different sizes share one. So recipes with a
-# scale per tensor use E5M2 for gradients, and Mishra et al., with blocks of 32, use E4M3 for
-# everything.
+# works with many more scales. That matters if a scale is old (NVIDIA's *delayed* scaling takes it
+# from earlier steps; `amax_history=16` in a policy), or if values of very different sizes share a
+# scale. So recipes with a scale per tensor use E5M2 for gradients, and Mishra et al., with blocks
+# of 32, use E4M3 for everything.
 #
 # ## With scales, even lesson 01's six bits train
 #
-# mpgluon takes any format of up to eight bits, also by its widths: `e3m2` is lesson 01's format.
-# Nothing changes but the name in the policy. For a GPU somebody would have to build it.
+# mpgluon accepts any format of up to eight bits, also by the widths of its fields: `e3m2` is lesson
+# 01's format. Only the name in the policy changes. On a GPU this format would need new hardware.
 
 # %%
 smaller = {
@@ -426,13 +428,13 @@ assert abs(ends["six bits, blocks of 32"] / ends["FP32"] - 1) < 0.35
 # ## Stochastic rounding lets lost updates arrive, on average
 #
 # Lesson 02 kept a copy of each weight in FP32, since a weight of 16 bits loses every small update.
-# There are two ways to do without that copy. Both are for BF16, whose range is FP32's.
+# There are two ways to do without that copy. Both are for BF16, which has the range of FP32.
 #
 # *Stochastic rounding* takes one of the two neighbours by chance, the nearer one more often, so
-# that the mean is right. *Kahan's compensation* keeps what rounding cut off in a second BF16
-# number, and adds it to the next update. Here are a thousand updates of 0.0004 to a weight of 1.
-# Rounded to nearest, each is lost, as in lesson 01. The random bits come from a key, here a seed
-# and the number of the step, so every run repeats.
+# that the result is right on average. *Kahan's compensation* keeps what rounding cut off in a
+# second BF16 number, and adds it to the next update. Here are a thousand updates of 0.0004 to a
+# weight of 1. Rounded to nearest, each update is lost, as in lesson 01. The random bits come from a
+# key, here a seed and the number of the step, so every run gives the same numbers.
 
 # %%
 UPDATE, UPDATES = 0.0004, 1000
@@ -469,10 +471,10 @@ plt.show()
 # %% [markdown]
 # ## Lesson 02's network learns with BF16 weights alone
 #
-# Lesson 02 had a network that learns nothing without masters: 256 hidden units, which tell the
-# points of a disc from those of a ring, and a start at which every update is too small. Here it is
-# again, in BF16, where updates are lost eight times sooner. `multi_precision=True` keeps masters in
-# FP32. Without it, `update_rounding` says how the updated weight is rounded.
+# Lesson 02 had a network that learns nothing without masters. It has 256 hidden units, tells the
+# points of a disc from the points of a ring, and starts where every update is too small. Here it is
+# again, in BF16, where even updates that are eight times larger are lost. `multi_precision=True`
+# keeps masters in FP32. Without it, `update_rounding` says how the updated weight is rounded.
 
 # %% tags=["setup"]
 DISC_STEPS = 800 if FAST else 3000
@@ -548,19 +550,19 @@ plt.show()
 # %% [markdown]
 # What to notice: rounded to nearest, not one weight moves, as in lesson 02. With the other two the
 # network learns as with masters, and three of the four curves nearly cover each other. Stochastic
-# rounding keeps nothing beside the weight. Kahan's compensation keeps a second number of 16 bits,
-# half of an FP32 master, and loses what is too small even for that one.
-# [docs/optimizers.md](../docs/optimizers.md#bfloat16-weights) has the details, and
-# [docs/results.md](../docs/results.md) real networks.
+# rounding stores nothing but the weight. Kahan's compensation stores a second number of 16 bits,
+# half as many as an FP32 master has, and loses only updates that are too small even for this
+# number. [bfloat16 weights](../docs/optimizers.md#bfloat16-weights) has the details, and [the
+# results](../docs/results.md#bfloat16-weights-without-masters) have real networks.
 #
 # ## Whose Tensor Core? The sums differ, and our network does not care
 #
 # A Tensor Core adds a few products and the sum so far at a time. It shifts them to the largest
-# exponent among them, cuts off what does not fit, and adds the rest. How many at a time, and how
-# many bits are kept, depends on the generation.
+# exponent among them, cuts off what does not fit, and adds the rest. How many products it adds at a
+# time, and how many bits it keeps, depends on the generation of the GPU.
 #
-# The terms of such a sum, and their order, can be changed in a
-# [figure to play with](../docs/play.md#a-sum).
+# In a [figure to play with](../docs/play.md#a-sum) you can change the terms of such a sum, and
+# their order.
 
 # %%
 print("generation: (products at a time, fraction bits):", ACCUMULATIONS)
@@ -599,12 +601,13 @@ for name, total in by_hand.items():
     assert by_layer[name] == round_to(total, FLOAT16)
 
 # %% [markdown]
-# All sums are too small: cutting off has one direction. The more bits a generation keeps, the
-# closer it comes. `accumulation=` in a policy makes a layer on a CPU add in this way; with `hopper`
-# it has the bits that an H100 computed ([docs/gpu.md](../docs/gpu.md#compared-with-an-h100)). Of
-# FP8 products an H100 keeps 13 fraction bits only, which cost a ResNet-20 on CIFAR-10 no accuracy
-# when it was [trained so on an H200](../docs/gpu.md#sums-of-fp8-on-an-h100). What no GPU has is
-# refused. That is the failure of this lesson that we provoke.
+# All sums are too small, since cutting off can only make them smaller. The more bits a generation
+# keeps, the closer it comes. `accumulation=` in a policy makes a layer on a CPU add in this way;
+# with `hopper` the result has the bits that an H100 computed ([compared with an
+# H100](../docs/gpu.md#compared-with-an-h100)). In sums of FP8 products an H100 keeps only 13
+# fraction bits. A ResNet-20 on CIFAR-10 lost no accuracy by this when it was [trained so on an
+# H200](../docs/gpu.md#sums-of-fp8-on-an-h100). A sum that no GPU computes is refused. We try one
+# **on purpose**.
 
 # %%
 message = ""
@@ -618,8 +621,9 @@ print(f"ValueError: {message}")
 assert "sums products of float16 numbers" in message
 
 # %% [markdown]
-# Does it matter to our network? `compare_with_fp32` runs one batch with each kind of sums. The
-# yardstick is the error that FP16 (`float16`) makes in any case. (FP16 needs the loss scale.)
+# Do these differences matter to our network? `compare_with_fp32` runs one batch with each kind of
+# sum. It compares the differences with the error that FP16 (`float16`) makes in any case. (FP16
+# needs the loss scale.)
 
 # %%
 comparison = diagnostics.compare_with_fp32(
@@ -634,20 +638,22 @@ for name in ACCUMULATIONS:
 assert all(comparison.sums.largest(name)[0] < 1.5 for name in ACCUMULATIONS)
 
 # %% [markdown]
-# Two runs in FP16 whose roundings have nothing in common differ by 1.4 times the error of each.
-# These sums change far less. This network does not care; with larger images and batches sums are
-# longer, so ask again for yours ([docs/diagnostics.md](../docs/diagnostics.md#whose-tensor-core)).
+# If two runs in FP16 round independently, they differ by 1.4 times the error of each. These sums
+# change far less, so they do not matter to this network. With larger images and batches sums are
+# longer, so measure again for your network ([whose Tensor
+# Core?](../docs/diagnostics.md#whose-tensor-core)).
 #
 # ## Summary
 #
-# - A format is a few numbers. E4M3 has the digits, E5M2 the range, and both need scales.
-# - A scale per tensor is a power of two from the largest value. A scale per block of 32 keeps
-#   outliers apart; formats of four and six bits need it.
+# - A few numbers describe a format. E4M3 has more digits, E5M2 more range, and both need scales.
+# - A scale per tensor is a power of two that follows from the largest value. A scale per block of
+#   32 keeps outliers apart; formats of four and six bits need it.
 # - `mixed_float8` trains like FP32 here. Without scales the same formats lose nearly all gradients.
-# - With a scale that fits, E4M3 is finer; E5M2 forgives one that does not.
+# - With a scale that fits, E4M3 is finer; E5M2 also works with many that do not.
 # - BF16 weights need no FP32 copy if updates are rounded stochastically or with Kahan's
 #   compensation.
-# - Tensor Cores of different generations add differently, by less than FP16 rounds.
+# - Tensor Cores of different generations add differently; the differences are smaller than FP16's
+#   rounding.
 #
 # ## Exercises
 
@@ -666,8 +672,8 @@ assert check("11.1", scale)
 
 # %% [markdown]
 # **11.2** (level 3) A tensor's values spread evenly over 12 powers of two, and share one scale.
-# With which format of six bits is the largest of the relative errors smallest? Hand in a
-# `FloatFormat`. (The sign takes one bit; significant bits include one that is not stored.)
+# Which format of six bits makes the largest relative error smallest? Hand in a `FloatFormat`. (The
+# sign takes one bit; significant bits include one that is not stored.)
 
 # %%
 answer = ...  # such as FloatFormat("mine", significand_bits=3, exponent_bits=3)

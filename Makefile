@@ -288,7 +288,7 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.complete
 # with the reason, without Chromium or npm.
 docs-look: docs
 	-command -v npm >/dev/null && npm install --silent --no-save --prefix $(VENV) axe-core@4.14.1
-	$(RUN) -m pytest -q tests/site/look_at_pages.py
+	$(RUN) -m pytest -q tests/site/look_at_pages.py tests/site/look_at_talk.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(NEWEST) \

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_extensions")]
 
 import mpgluon  # noqa: E402
 
+DESCRIPTION = (
+    "Train MXNet Gluon networks in 16-bit floating point, on a CPU or a GPU, with three changes to "
+    "the loop: a toolkit, twelve lessons, and figures to touch."
+)
 project = "mpgluon"
 author = "the authors of mpgluon"
 version = release = mpgluon.__version__
@@ -101,6 +106,8 @@ public_modules = [
 # --- appearance ---
 html_theme = "furo"
 html_title = "mpgluon"
+html_favicon = "_static/icon.svg"
+html_theme_options = {"light_logo": "icon.svg", "dark_logo": "icon.svg"}
 templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["site.css", "print.css"]
@@ -139,7 +146,25 @@ def _with_names_and_levels(
     context["body"] = body.replace(' aria-label="Toggle hidden content"', "")
 
 
+def _with_a_preview(app: Sphinx, _: str, __: str, context: dict[str, Any], ___: Any) -> None:
+    """Say what a message shows of a link to the page: title, sentence and picture.
+
+    The picture's address is complete if the site's is known: ``-D html_baseurl=ADDRESS``.
+    """
+    site, picture = app.config.html_baseurl, "_static/preview.png"
+    shown = {
+        "og:type": "website",
+        "og:title": re.sub("<[^>]*>", "", context.get("title", project)),
+        "og:description": DESCRIPTION,
+        "og:image": f"{site}{picture}" if site else context["pathto"](picture, 1),
+    }
+    tags = (f'<meta property="{name}" content="{escape(text)}">' for name, text in shown.items())
+    description = f'<meta name="description" content="{escape(DESCRIPTION)}">'
+    context["metatags"] = "".join([context.get("metatags", ""), description, *tags])
+
+
 def setup(app: Sphinx) -> None:
     """Connect what is only for these pages."""
+    app.connect("html-page-context", _with_a_preview)
     app.connect("html-page-context", _with_names_and_levels, priority=900)  # after the theme
     app.connect("source-read", _without_links_to_folders)

@@ -259,10 +259,10 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 LINES = {
     "mpgluon": 18_959,
     "mpgluon_tools": 18_504,
-    "recipes": 5_439,
-    "study": 18_484,
+    "recipes": 5_453,
+    "study": 18_534,
     "scripts": 454,
-    "tests": 54_576,
+    "tests": 54_776,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

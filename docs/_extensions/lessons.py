@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import nbformat
 from docutils import nodes
+from docutils.statemachine import StringList
 from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
@@ -25,6 +26,7 @@ _ROW = re.compile(r"^\| \[(\d\d) ([^]]+)\]\(([^)]+)\) \| (.*) \| ([\d, -]+) \| (
 _WORDS_PER_MINUTE = 200  # of a reader
 _ABILITIES = re.compile(r"## What you will be able to do\n\n((?:- .+\n?(?:  .+\n?)*)+)")
 _EXERCISE = re.compile(r"^\*\*(\d\d\.\d)\*\* \(level ([123])\)", re.M)
+_ANSWER = re.compile(r"^(?:answer = |check\().*\n?", re.M)
 
 
 class Lesson(NamedTuple):
@@ -68,6 +70,30 @@ class LessonPicture(SphinxDirective):
         return [nodes.raw("", f"<p>{picture}</p>", format="html")]
 
 
+class Exercises(SphinxDirective):
+    """``{exercises}``: the exercises of all lessons, with room to write, and no solutions."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a section for each lesson."""
+        sections: list[nodes.Node] = []
+        for lesson in read_lessons():
+            path = NOTEBOOKS / lesson.file
+            self.env.note_dependency(str(path))
+            section = nodes.section(ids=[f"lesson-{lesson.number}"], names=[lesson.title])
+            link = nodes.container()
+            self._parse(f"[{lesson.number} {lesson.title}](../notebooks/{lesson.file})", link)
+            section += nodes.title("", "", *link[0].children)
+            for level, text in tasks(nbformat.read(path, as_version=4)):
+                box = nodes.container(classes=["exercise", f"level-{level}"])
+                self._parse(text, box)
+                section += box
+            sections.append(section)
+        return sections
+
+    def _parse(self, text: str, node: nodes.Element) -> None:
+        self.state.nested_parse(StringList(text.splitlines()), self.content_offset, node)
+
+
 def read_lessons() -> list[Lesson]:
     """Return the rows of the table in notebooks/README.md."""
     rows = _ROW.findall(INDEX.read_text("utf-8"))
@@ -80,6 +106,15 @@ def read_lessons() -> list[Lesson]:
 def exercises(notebook: Any) -> dict[str, int]:
     """Return the numbers of a lesson's exercises and their levels."""
     return {number: int(level) for number, level in _EXERCISE.findall(_text_of(notebook))}
+
+
+def tasks(notebook: Any) -> Iterator[tuple[int, str]]:
+    """Yield the level of each exercise, and its Markdown with the code that it begins with."""
+    for cell, after in zip(notebook.cells, notebook.cells[1:]):
+        found = _EXERCISE.match(cell.source)
+        if cell.cell_type == "markdown" and found:
+            code = _ANSWER.sub("", after.source).strip()
+            yield int(found[2]), cell.source + (f"\n\n```python\n{code}\n```" if code else "")
 
 
 def abilities(notebook: Any) -> list[str]:
@@ -176,14 +211,17 @@ def _description_of(cell: Any) -> str:
 
 
 def describe_pictures(_: Sphinx, docname: str, source: list[str]) -> None:
-    """Give each cell that draws a text for its picture: ``alt``, or what its code names."""
+    """Give each picture its text, ``alt`` or what the code names; images are not inverted."""
     if not is_lesson(docname):
         return
     notebook = nbformat.reads(source[0], as_version=4)
     for cell, _ in pictures(notebook):
         text = _description_of(cell)
         if text:
-            cell.metadata.setdefault("mystnb", {})["image"] = {"alt": text}
+            image = {"alt": text}
+            if "imshow(" in cell.source:
+                image["classes"] = "photograph"
+            cell.metadata.setdefault("mystnb", {})["image"] = image
     source[0] = nbformat.writes(notebook)
 
 
@@ -205,6 +243,13 @@ def say_what_is_needed(_: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = nbformat.writes(notebook)
 
 
+def add_talk(app: Sphinx, docname: str, *_: object) -> None:
+    """Let the page of the talk be presented."""
+    if docname == "docs/talk":
+        app.add_css_file("talk.css")
+        app.add_js_file("talk.js", loading_method="defer", priority=900)  # after the figures
+
+
 def is_lesson(docname: str) -> bool:
     """Return whether a page is made from a lesson's notebook."""
     return docname.startswith("notebooks/") and (NOTEBOOKS / f"{Path(docname).name}.ipynb").exists()
@@ -213,7 +258,9 @@ def is_lesson(docname: str) -> bool:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directives, the texts of pictures, and what is said of each lesson."""
     app.add_directive("lessons", Lessons)
+    app.add_directive("exercises", Exercises)
     app.add_directive("lesson-picture", LessonPicture)
+    app.connect("html-page-context", add_talk)
     app.connect("source-read", describe_pictures)
     app.connect("source-read", say_what_is_needed)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

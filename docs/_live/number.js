@@ -11,7 +11,8 @@ live.figure("number", () => {
     const value = valueOfText(input.value);
     input.setAttribute("aria-invalid", String(value === null));
     if (value !== null) show(value);
-    else status.textContent = `Not a number: write 0.1, 1/3 or 2^-24. The table is that of ${textOf(typed)}.`;
+    else status.textContent = (input.value.trim() ? `Cannot read "${input.value.trim()}" as a number: ` : "Type a number: ") +
+      `0.1 or 0,1, 1/3, 2^-24, 1e-8, inf or nan. Shown is ${textOf(typed)}.`;
   }});
   const slider = make("input", {type: "range", min: -40, max: 20, step: 0.01, "aria-label": "Its size: drag", oninput: () => {
     set((typed < 0 ? -1 : 1) * Number((2 ** Number(slider.value)).toPrecision(4)));
@@ -26,14 +27,16 @@ live.figure("number", () => {
     showLine();
   }}, `Round it stochastically, ${DRAWS} times`);
 
-  // A decimal number, a fraction such as 1/3, or a power such as 2^-24.
+  // A decimal number, with a point or a comma, a fraction such as 1/3, a power such as 2^-24, "inf" or "nan"; else null.
   function valueOfText(text) {
-    const plain = text.trim().replace(/[−–]/g, "-");
-    const parts = plain.match(/^([^/^]+)([/^])([^/^]+)$/);
-    const [a, b] = parts ? [Number(parts[1]), Number(parts[3])] : [Number(plain), 0];
-    if (plain === "" || Number.isNaN(a) || Number.isNaN(b)) return null;
-    if (!parts) return a;
-    return parts[2] === "/" ? a / b : a ** b;
+    const plain = text.trim().toLowerCase().replace(/[−–]/g, "-");
+    const special = plain.match(/^([+-]?)(?:(inf|infinity|∞)|nan)$/);
+    if (special) return special[2] ? (special[1] === "-" ? -Infinity : Infinity) : NaN;
+    const numbers = plain.split(/[/^]/).map((part) => part.trim() ? Number(part.replace(",", ".")) : NaN);
+    if (numbers.length > 2 || numbers.some(Number.isNaN)) return null;
+    const [a, b] = numbers;
+    if (b === undefined) return a;
+    return plain.includes("/") ? a / b : a ** b;
   }
 
   function rowOf(format) {
@@ -48,9 +51,10 @@ live.figure("number", () => {
       chosen = format;
       show(typed);
     }});
-    const cells = {value: make("td"), error: make("td"), what: make("td")};
-    const row = make("tr", {}, make("th", {scope: "row"}, make("label", {}, choice, " ", format.name)),
-      ...Object.values(cells), make("td", {class: "bits"}, ...bits));
+    const cells = {value: make("td"), error: make("td"), what: make("span", {class: "what"})};
+    const row = make("tbody", {},
+      make("tr", {}, make("th", {scope: "row", rowspan: 2}, make("label", {}, choice, " ", format.name)), cells.value, cells.error),
+      make("tr", {}, make("td", {class: "bits", colspan: 2}, ...bits, cells.what)));
     return {row, bits, choice, cells};
   }
 
@@ -121,9 +125,9 @@ live.figure("number", () => {
     }
     const [under, over] = live.neighbours(nearest, chosen);
     const [below, above] = nearest < typed ? [nearest, over] : [under, nearest];
-    const share = (typed - below) / (above - below), place = (value) => 6 + 88 * (value - below) / (above - below);
-    const ends = [below, above].map((value) =>
-      make("span", {class: value === nearest ? "end nearest" : "end", style: `left: ${place(value)}%`}, textOf(value)));
+    const share = (typed - below) / (above - below), place = (value) => 100 * (value - below) / (above - below);
+    const ends = [["below", below], ["above", above]].map(([name, value]) =>
+      make("span", {class: `end ${name} ${value === nearest ? "nearest" : ""}`}, textOf(value)));
     const marks = [make("span", {class: "typed", style: `left: ${place(typed)}%`, title: "the number"})];
     const words = [`Between ${textOf(below)} and ${textOf(above)}, ${textOf(above - below, 3)} apart; the nearest is ` +
       `${textOf(nearest)}.`];
@@ -132,21 +136,22 @@ live.figure("number", () => {
       const up = results.reduce((count, value) => count + (value === Math.fround(above)), 0);
       const mean = below + (above - below) * up / DRAWS;
       results.forEach((value, count) => marks.push(make("span", {class: "dot",
-        style: `left: ${place(value) + 4 * (draws[count] * 7919 % 1) - 2}%; top: ${12 + 40 * (draws[count] * 104729 % 1)}%`})));
+        style: `left: ${place(value) + (value < typed ? 4 : -4) * (draws[count] * 7919 % 1)}%; top: ${12 + 40 * (draws[count] * 104729 % 1)}%`})));
       marks.push(make("span", {class: "mean", style: `left: ${place(mean)}%`, title: "the mean of the roundings"}));
       words.push(`Stochastically, ${up} of ${DRAWS} went up, where ${Math.round(DRAWS * share)} were to be expected: ` +
         `their mean is ${textOf(mean, 5)}, and rounding to the nearest always gives ${textOf(nearest, 5)}.`);
     }
-    line.replaceChildren(make("div", {class: "axis", "aria-hidden": "true"}, ...ends, ...marks), make("p", {}, words.join(" ")));
+    line.replaceChildren(make("div", {class: draws ? "axis cloud" : "axis", "aria-hidden": "true"}, ...ends, ...marks), make("p", {}, words.join(" ")));
   }
 
-  const head = ["format", "value", "error", "what happened", "bits: sign, exponent, fraction"].map((text) => make("th", {scope: "col"}, text));
+  const head = ["format", "value", "error"].map((text) => make("th", {scope: "col"}, text));
+  const legend = ["sign", "exponent", "fraction"].map((part) => make("span", {class: part}, part));
   set(typed, "0.1");
   return [
     make("p", {class: "live-controls"}, make("label", {for: "live-number"}, "A number "), input, " ", slider),
-    make("p", {class: "live-controls"}, "or ", ...examples),
+    make("p", {class: "live-controls"}, "or ", ...examples, make("span", {class: "live-key"}, "bits: ", ...legend)),
     make("div", {class: "live-wide", tabindex: 0, role: "region", "aria-label": "The number in nine formats"},
-      make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...[...rows.values()].map(({row}) => row)))),
+      make("table", {}, make("thead", {}, make("tr", {}, ...head)), ...[...rows.values()].map(({row}) => row))),
     status, line, make("p", {class: "live-controls"}, again),
   ];
 });

@@ -51,8 +51,9 @@ def save_predictions(
 
     ``predictions.jpg`` has up to eight test images. Nobody chose them by the answers: the classes
     are evenly spaced in their order, and the image is the first of each. ``mistakes.jpg`` has up to
-    eight wrong answers, the most probable first; without a mistake, there is no such file. Below an
-    image is the answer with its probability, and, where that is wrong, the right class.
+    eight wrong answers, the most probable first; without a mistake, there is no such file. At the
+    lower end of an image is the answer with its probability and, where it is wrong, the right
+    class.
 
     ``predictions.csv`` has a line for each image, ``confusion.csv`` how many images of each class
     had each answer. Names are in UTF-8.
@@ -129,28 +130,41 @@ def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 def _draw(
     path: Path, config: TrainingConfig, dataset: Dataset, shown: Sequence[Prediction]
 ) -> None:
-    """Write a JPEG file with images, and their answers below them."""
+    """Write a JPEG file of images side by side, each with its answer over its lower end."""
     with extra("plots"):
         from matplotlib.figure import Figure  # no pyplot: nothing global, no display needed
 
     folder, size = dataset.folder, config.size_in_use
     rows = math.ceil(len(shown) / _COLUMNS)
-    figure = Figure(figsize=(8, 2.4 * rows), layout="constrained")
-    panels = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
+    figure = Figure(figsize=(8, 2 * rows))
+    panels = figure.subplots(
+        rows, _COLUMNS, squeeze=False,
+        gridspec_kw={"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": 0, "hspace": 0},
+    ).ravel()  # fmt: skip
     for axes in panels:
-        axes.set(xticks=(), yticks=(), anchor="N")
-        axes.spines[:].set_visible(False)
+        axes.set_axis_off()
     for axes, one in zip(panels, shown):
         image = folder.paths[one.image]
-        axes.imshow(read_crop(image, size, None, epoch=0, index=one.image, whole=config.shifts))
+        axes.imshow(
+            read_crop(image, size, None, epoch=0, index=one.image, whole=config.shifts),
+            extent=(0, 1, 0, 1),
+        )
         answer, right = (
             _short(folder.classes[number]) for number in (one.answer, folder.labels[one.image])
         )
         mark = "\N{CHECK MARK}" if answer == right else "\N{BALLOT X}"
         words = f"{mark} {answer}, {one.probability:.2f}"
         label = words if answer == right else f"{words}\n({right})"
-        axes.set_xlabel(label, fontsize=10, parse_math=False)
+        _caption(axes, label)
     figure.savefig(path, dpi=120, pil_kwargs={"quality": 90})
+
+
+def _caption(axes: Any, text: str) -> None:
+    """Write lines over the lower end of an image, on a dark band, as large as its width allows."""
+    lines = text.splitlines()
+    axes.axhspan(0, 0.04 + 0.13 * len(lines), color="black", alpha=0.66, linewidth=0)
+    size = min(14.0, 14.0 * 17 / max(map(len, lines)))
+    axes.text(0.5, 0.03, text, color="white", fontsize=size, parse_math=False, ha="center")
 
 
 def _readable(name: str) -> str:

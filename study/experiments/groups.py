@@ -26,7 +26,7 @@ from study.experiments.claims import CLAIMS
 from study.experiments.experiment import Group
 from study.experiments.page import Document
 from study.experiments.quoted_texts import QUOTES
-from study.experiments.tables import ROWS
+from study.experiments.tables import ROWS, draw_summary
 
 __all__ = ["DOCUMENT", "GROUPS"]
 
@@ -61,5 +61,7 @@ DOCUMENT = Document(
         "docs/gpu.md",
         "docs/how-to/leaving-mxnet.md",
         "docs/performance.md",
+        "docs/performance-log.md",
     ),
+    pictures={"summary": draw_summary},
 )

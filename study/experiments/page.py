@@ -69,6 +69,8 @@ class Document:
         By page or notebook; see `study.experiments.quotes`.
     more_pages : sequence of str
         Pages with marked places besides `PAGES`.
+    pictures : mapping of str to callable
+        By name, besides the groups' pictures; each draws values of the views on an empty figure.
     """
 
     groups: Sequence[Group]
@@ -76,6 +78,7 @@ class Document:
     claims: Mapping[str, Mapping[str, Callable[[Any], bool]]]
     quotes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     more_pages: Sequence[str] = ()
+    pictures: Mapping[str, Callable[[Any, Any], None]] = field(default_factory=dict)
 
 
 def views_of(
@@ -268,7 +271,10 @@ def write_document(document: Document, folder: Path, root: Path) -> list[Path]:
             path.write_text(text, encoding="utf-8")
         for name in dict.fromkeys(_PICTURE.findall("".join(texts.values()))):
             figure = Figure(figsize=(WIDTH, 4), layout="constrained")
-            draw[name](figure, views.records)
+            if name in document.pictures:
+                document.pictures[name](figure, views)
+            else:
+                draw[name](figure, views.records)
             written.append(root / "docs" / "results" / f"{name}.png")
             figure.savefig(written[-1], dpi=160)
     except OSError as error:

@@ -7,16 +7,20 @@ from typing import Any, Callable
 
 from study.experiments.cells import mean_and_interval, number
 from study.experiments.experiment import Record
+from study.experiments.figures import draw_differences
 from study.experiments.records import processor_of
 
-__all__ = ["ROWS"]
+__all__ = ["ROWS", "draw_summary"]
 
 
-def summary(views: Any) -> list[list[str]]:
-    """Return the seeds and the differences from FP32 of each experiment that compares formats."""
+def compared(views: Any) -> list[tuple[str, int, Sequence[Any]]]:
+    """Return the title, the seeds and the differences from FP32 of each experiment of formats.
+
+    The differences are FP16's and, where it was trained, BF16's.
+    """
     both = ("float16", "bfloat16")
     tuning, parity, sequences = views.fine_tuning, views.parity, views.sequences
-    compared: Sequence[tuple[str, Any, Sequence[Any]]] = [
+    found: Sequence[tuple[str, Any, Sequence[Any]]] = [
         ("ImageNet's weights on Caltech 101", views.imagenet_weights,
          [views.imagenet_weights.compared[fmt] for fmt in both]),
         ("ResNet-50 on Caltech 101", views.caltech101,
@@ -31,10 +35,21 @@ def summary(views: Any) -> list[list[str]]:
         ("spoken digits with CTC (wrong ones)", sequences,
          [sequences.compared[f"digits/{fmt}"] for fmt in both]),
     ]  # fmt: skip
+    return [(title, len(view.seeds), differences) for title, view, differences in found]
+
+
+def summary(views: Any) -> list[list[str]]:
+    """Return the rows of the table of :func:`compared`."""
     return [
-        [title, str(len(view.seeds)), *[*map(mean_and_interval, differences), "-"][:2]]
-        for title, view, differences in compared
+        [title, str(seeds), *[*map(mean_and_interval, differences), "-"][:2]]
+        for title, seeds, differences in compared(views)
     ]
+
+
+def draw_summary(figure: Any, views: Any) -> None:
+    """Draw :func:`compared`, below FP16's mean over the experiments on photographs."""
+    rows = [(title, differences) for title, _, differences in compared(views)]
+    draw_differences(figure, [("four on photographs together", [views.together.float16]), *rows])
 
 
 # Columns: the title of an ablation, a figure in words, the wrong and the right run, the figure.

@@ -219,7 +219,7 @@ def test_each_command_of_the_pages_is_one_that_its_script_takes(page, script, ar
 
 def test_pages_with_commands_were_found():
     assert len(commands()) > 20
-    assert "README.md" in {page for page, _, _ in commands()}
+    assert "docs/start.md" in {page for page, _, _ in commands()}
     used = {name for _, name, _ in commands() if name.startswith("mpgluon ")}
     assert used == {f"mpgluon {name}" for name in COMMANDS}
 

@@ -148,7 +148,7 @@ def row(browser, name):
     return browser.evaluate(
         "[...[...document.querySelectorAll('[data-figure=number] tbody tr')]"
         f".find((row) => row.textContent.trim().startsWith('{name}'))"
-        ".querySelectorAll('td:not(.bits)')].map((cell) => cell.textContent)"
+        ".parentElement.querySelectorAll('td:not(.bits), .what')].map((cell) => cell.textContent)"
     )
 
 
@@ -170,10 +170,12 @@ def test_a_number_is_typed_its_bits_pressed_and_its_size_dragged(browser):
     assert row(browser, "E2M1")[::2] == ["6", "overflow: the largest number"]
     type_number(browser, "1/3")
     assert status(browser, "number").startswith("0.333333333 in FP16 is 0.333251953: rounded")
-    type_number(browser, "one")
-    assert browser.evaluate("document.querySelector('#live-number').ariaInvalid") == "true"
-    assert status(browser, "number").startswith("Not a number: write 0.1, 1/3")
-    assert row(browser, "FP16")[0] == "0.333251953"
+    type_number(browser, "1,5")
+    assert status(browser, "number").startswith("1.5 in FP16 is 1.5: exact")
+    type_number(browser, "-inf")
+    assert row(browser, "FP16")[::2] == ["\N{MINUS SIGN}∞", "infinite"]
+    type_number(browser, "nan")
+    assert row(browser, "FP16")[::2] == ["NaN", "not a number"]
     type_number(browser, "1")
     press = "document.querySelector('[aria-label=\"E4M3, exponent, bit 0\"]').click()"
     browser.evaluate(press)
@@ -184,6 +186,36 @@ def test_a_number_is_typed_its_bits_pressed_and_its_size_dragged(browser):
         "drag.focus(); drag.value = 16; drag.dispatchEvent(new Event('input'));})()"
     )
     assert browser.evaluate("document.querySelector('#live-number').value") == "65540"
+
+
+@pytest.mark.multiprocess
+def test_what_is_not_a_number_gets_words_and_changes_nothing(browser):
+    type_number(browser, "1/3")
+    for text in ("one", "", " ", "1,234.5", "1/2/3", "2^", "/3", "1e", "0x"):
+        type_number(browser, text)
+        assert browser.evaluate("document.querySelector('#live-number').ariaInvalid") == "true"
+        words = f'Cannot read "{text}" as a number: 0.1' if text.strip() else "Type a number: 0.1"
+        assert status(browser, "number").startswith(words)
+        assert status(browser, "number").endswith("Shown is 0.333333333.")
+        assert row(browser, "FP16")[0] == "0.333251953"
+
+
+@pytest.mark.multiprocess
+@pytest.mark.parametrize("width", [420, 1280])
+def test_every_bit_and_label_is_inside_of_its_card(browser, width):
+    with browser.window(width):
+        for text in ("0.1", "-1.2345678e-8", "65504.1"):
+            type_number(browser, text)
+            outside = """
+(() => {
+  const card = document.querySelector("[data-figure=number]"), edges = card.getBoundingClientRect();
+  const parts = [...card.querySelectorAll(".bits button, .what, .live-line span, [role=status]")];
+  return parts.filter((one) => {
+    const box = one.getBoundingClientRect();
+    return box.left < edges.left || box.right > edges.right;
+  }).map((one) => one.className + one.textContent);
+})()"""
+            assert browser.evaluate(outside) == []
 
 
 @pytest.mark.multiprocess

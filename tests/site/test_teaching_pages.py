@@ -145,6 +145,15 @@ def test_each_lesson_says_what_it_needs_takes_and_gives():
     assert all(len(one) > 1 for one in levels)
 
 
+def test_the_sheet_of_exercises_has_each_with_its_code_and_without_its_solution():
+    for notebook in NOTEBOOKS.values():
+        texts = [text for _, text in lessons.tasks(notebook)]
+        assert [text[2:6] for text in texts] == list(lessons.exercises(notebook))
+        assert not re.search(r"answer = |check\(|<details>", "".join(texts))
+    (repaired,) = [t for _, t in lessons.tasks(NOTEBOOKS["09"]) if "**09.3**" in t]
+    assert repaired.endswith("    trainer.step(batch_size)\n```")
+
+
 def test_a_lesson_page_says_below_its_title_what_is_needed():
     source = [nbformat.writes(NOTEBOOKS["05"])]
     lessons.say_what_is_needed(None, "notebooks/05_resnet50_on_caltech101", source)

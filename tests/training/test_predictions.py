@@ -50,19 +50,19 @@ CONFIG = TrainingConfig(dataset="folder", image_size=16, test_image_size=20)
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The words below the images, and the brightness of these."""
+    """The words over the images, and the brightness of these."""
     words, levels = [], []
-    set_xlabel, imshow = Axes.set_xlabel, Axes.imshow
+    write, imshow = Axes.text, Axes.imshow
 
-    def with_words(axes, text, **more):
+    def with_words(axes, x, y, text, **more):
         words.append(text)
-        return set_xlabel(axes, text, **more)
+        return write(axes, x, y, text, **more)
 
     def with_pixels(axes, pixels, **more):
         levels.append(int(pixels[0, 0, 0]))
         return imshow(axes, pixels, **more)
 
-    monkeypatch.setattr(Axes, "set_xlabel", with_words)
+    monkeypatch.setattr(Axes, "text", with_words)
     monkeypatch.setattr(Axes, "imshow", with_pixels)
     return words, levels
 

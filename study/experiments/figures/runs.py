@@ -11,12 +11,46 @@ import numpy as np
 from study.experiments.experiment import Outcome, Record
 from study.experiments.figures.looks import BELOW, LOOKS, WIDTH, finite, line_of, step_curve
 
-__all__ = ["draw_accuracies", "draw_curves", "draw_learning", "draw_loss_scales", "draw_rows"]
+__all__ = ["draw_accuracies", "draw_curves", "draw_differences", "draw_learning",
+           "draw_loss_scales", "draw_rows"]  # fmt: skip
 
 _SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
 _SMOOTHED_STEPS = 20  # an epoch
 _NETWORKS_IN_A_ROW = 3
 _MARK = "#0072B2"
+_MOST_POINTS = 3.0  # of a difference; longer intervals go on beyond the picture
+
+
+def draw_differences(figure: Any, rows: Sequence[tuple[str, Sequence[Any]]]) -> None:
+    """Draw differences of float16 and bfloat16 from float32 with their intervals, in points.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    rows : sequence of str and sequence of objects with ``mean``, ``lower`` and ``upper``
+        A title, and the difference of float16, or of both formats. The first title is bold.
+    """
+    figure.set_size_inches(WIDTH, 1 + 0.4 * len(rows))
+    axes = figure.add_subplot()
+    axes.axvline(0, color="black", linewidth=1)
+    for number, name in enumerate(("float16", "bfloat16")):
+        found = [(place, of[number]) for place, (_, of) in enumerate(rows) if len(of) > number]
+        at = [place + 0.24 * number - 0.12 for place, _ in found]
+        middle, low, high = (
+            np.array([getattr(one, end) for _, one in found]) for end in ("mean", "lower", "upper")
+        )
+        look = {**LOOKS[name], "linestyle": "none", "capsize": 3}
+        axes.errorbar(middle, at, xerr=[middle - low, high - middle], label=name, **look)
+    axes.axhline(0.5, color="0.7", linewidth=1)
+    axes.set_yticks(range(len(rows)), [title for title, _ in rows])
+    axes.get_yticklabels()[0].set_fontweight("bold")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(-_MOST_POINTS, _MOST_POINTS)
+    axes.set_xlabel("accuracy minus float32's (points), 95 % interval")
+    axes.grid(axis="x", color="0.92")
+    axes.set_axisbelow(True)
+    figure.legend(**BELOW, ncols=2)
 
 
 def draw_accuracies(

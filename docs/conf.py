@@ -21,8 +21,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "docs" / "_extensions")]
 import mpgluon  # noqa: E402
 
 DESCRIPTION = (
-    "Train MXNet Gluon networks in 16-bit floating point, on a CPU or a GPU, with three changes to "
-    "the loop: a toolkit, twelve lessons, and figures to touch."
+    "Train MXNet Gluon networks in 16-bit floating point with three changes to the loop: a "
+    "toolkit, twelve lessons, and figures to touch."
 )
 project = "mpgluon"
 author = "the authors of mpgluon"

@@ -260,9 +260,9 @@ LINES = {
     "mpgluon": 18_959,
     "mpgluon_tools": 18_504,
     "recipes": 5_453,
-    "study": 18_534,
+    "study": 18_537,
     "scripts": 454,
-    "tests": 54_776,
+    "tests": 54_794,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -26,6 +26,7 @@ _ROW = re.compile(r"^\| \[(\d\d) ([^]]+)\]\(([^)]+)\) \| (.*) \| ([\d, -]+) \| (
 _WORDS_PER_MINUTE = 200  # of a reader
 _ABILITIES = re.compile(r"## What you will be able to do\n\n((?:- .+\n?(?:  .+\n?)*)+)")
 _EXERCISE = re.compile(r"^\*\*(\d\d\.\d)\*\* \(level ([123])\)", re.M)
+_IMAGES = "imshow("  # in the code of a picture of images
 _ANSWER = re.compile(r"^(?:answer = |check\().*\n?", re.M)
 
 
@@ -66,7 +67,7 @@ class LessonPicture(SphinxDirective):
         cell, png = list(pictures(nbformat.read(path, as_version=4)))[place - 1]
         text = html.escape(_description_of(cell))
         data = base64.b64encode(png).decode()
-        picture = f'<img alt="{text}" src="data:image/png;base64,{data}">'
+        picture = f'<img alt="{text}"{_class_of(cell)} src="data:image/png;base64,{data}">'
         return [nodes.raw("", f"<p>{picture}</p>", format="html")]
 
 
@@ -157,13 +158,19 @@ def _inline_code(text: str) -> str:
 
 def _thumbnail(notebook: Any) -> str:
     """Return the first picture of a notebook, small; decoration, since the title is beside it."""
-    for _, png in pictures(notebook):
+    for cell, png in pictures(notebook):
         picture, small = Image.open(io.BytesIO(png)), io.BytesIO()
         picture.thumbnail(_THUMBNAIL_PIXELS)
         picture.convert("RGB").quantize(64).save(small, "png", optimize=True)
         data = base64.b64encode(small.getvalue()).decode()
-        return f'<img alt="" role="presentation" src="data:image/png;base64,{data}">'
+        source = f"data:image/png;base64,{data}"
+        return f'<img alt="" role="presentation"{_class_of(cell)} src="{source}">'
     return ""
+
+
+def _class_of(cell: Any) -> str:
+    """Return an attribute for a picture of images, which the dark theme must not invert."""
+    return ' class="photograph"' if _IMAGES in cell.source else ""
 
 
 def pictures(notebook: Any) -> Iterator[tuple[Any, bytes]]:
@@ -219,7 +226,7 @@ def describe_pictures(_: Sphinx, docname: str, source: list[str]) -> None:
         text = _description_of(cell)
         if text:
             image = {"alt": text}
-            if "imshow(" in cell.source:
+            if _IMAGES in cell.source:
                 image["classes"] = "photograph"
             cell.metadata.setdefault("mystnb", {})["image"] = image
     source[0] = nbformat.writes(notebook)

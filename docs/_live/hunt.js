@@ -214,7 +214,7 @@ live.figure("hunt", () => {
       show();
     }}, "look");
     const accuse = make("button", {type: "button", "aria-label": `${name} is at fault`, onclick: () => guess(name)}, "at fault");
-    const row = make("tr", {}, make("th", {scope: "row"}, name), make("td", {}, computes), make("td", {}, `16 × ${size}`),
+    const row = make("tr", {}, make("th", {scope: "row", "data-computes": computes}, name), make("td", {}, computes), make("td", {}, `16 × ${size}`),
       make("td", {}, look), cells.forward, cells.backward, make("td", {}, accuse));
     return {row, cells};
   }
@@ -294,9 +294,9 @@ live.figure("hunt", () => {
     const flagged = layer && PASSES.some((pass) => layer[pass][name].flagged);
     const spoiled = layer && PASSES.some((pass) => layer[pass][name].given.some((value) => !Number.isFinite(value)));
     status.textContent = !layer ? "Not the loss scale: a flag is set in the forward pass, which no loss scale changes."
-      : flagged ? `Not ${name}: its flag is set, but that of another layer was set earlier in the step.`
-      : spoiled ? `Not ${name}: its flag is not set; what is not finite there came from another layer.`
-      : `Not ${name}: its flag is not set.`;
+      : flagged ? `${name} is not at fault: its flag is set, but that of another layer was set earlier in the step.`
+      : spoiled ? `${name} is not at fault: its flag is not set; what is not finite there came from another layer.`
+      : `${name} is not at fault: its flag is not set.`;
   }
 
   function resolve(verdict) {

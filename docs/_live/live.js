@@ -144,6 +144,7 @@ const live = (() => {
   function textOf(value, digits = 9) {
     if (Number.isNaN(value)) return "NaN";
     if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+    if (Object.is(value, -0)) return "−0";
     return String(Number(value.toPrecision(digits))).replace("-", "−").replace("e−", "e-");
   }
 

@@ -45,7 +45,8 @@ live.figure("number", () => {
       const within = place <= format.exponentBits ? format.exponentBits - place
         : format.exponentBits + live.fractionBits(format) - place;
       const name = `${format.name}, ${part}${part === "sign" ? "" : `, bit ${within}`}`;
-      return make("button", {type: "button", class: part, "aria-label": name, onclick: () => flip(format, place)});
+      return make("button", {type: "button", class: part, "aria-label": name, tabindex: place ? -1 : 0,
+        onclick: () => flip(format, place), onkeydown: (event) => move(event, format, place)});
     });
     const choice = make("input", {type: "radio", name: "live-number-format", value: format.name, onchange: () => {
       chosen = format;
@@ -58,6 +59,17 @@ live.figure("number", () => {
     return {row, bits, choice, cells};
   }
 
+  // Tab goes to a format, arrows go from bit to bit.
+  function move(event, format, place) {
+    const {bits} = rows.get(format), step = {ArrowRight: 1, ArrowLeft: -1, Home: -place, End: bits.length - 1 - place}[event.key];
+    if (step === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const next = bits[Math.min(bits.length - 1, Math.max(0, place + step))];
+    for (const bit of bits) bit.tabIndex = bit === next ? 0 : -1;
+    next.focus();
+  }
+
   function flip(format, place) {
     const bits = live.bitsOf(rounded(format), format);
     bits[place] = 1 - bits[place];
@@ -67,13 +79,15 @@ live.figure("number", () => {
 
   const rounded = (format) => live.round([typed], format)[0];
 
+  const hasNo = (value, format) => Number.isNaN(value) && format.finiteOnly && !format.hasNaN;
+
   // What rounding to the format did to the number, in words.
   function whatHappened(value, format) {
-    if (Number.isNaN(typed)) return "not a number";
-    if (!Number.isFinite(typed)) return Number.isFinite(value) ? "overflow: the largest number" : "infinite";
+    if (Number.isNaN(typed)) return hasNo(value, format) ? "this format has no NaN" : "not a number";
+    if (!Number.isFinite(typed) && !Number.isNaN(value)) return Number.isFinite(value) ? "overflow: the largest number" : "infinite";
     if (Number.isNaN(value)) return "overflow: NaN, as it has no infinity";
     if (!Number.isFinite(value)) return "overflow: infinite";
-    if (Math.abs(typed) > format.largest && Math.abs(value) === format.largest) return "overflow: the largest number";
+    if (Math.abs(typed) > format.largest && Number.isFinite(format.beyond)) return "overflow: the largest number";
     if (value === 0) return typed === 0 ? "exact" : "underflow: zero";
     const subnormal = Math.abs(value) < 2 ** format.minExponent ? ", subnormal: fewer bits" : "";
     return (value === typed ? "exact" : "rounded") + subnormal;
@@ -98,12 +112,12 @@ live.figure("number", () => {
     for (const [format, {row, bits, choice, cells}] of rows) {
       const result = rounded(format);
       live.bitsOf(result, format).forEach((bit, place) => {
-        bits[place].dataset.bit = bit;  // shown by the style sheet; the name and aria-pressed say it
-        bits[place].setAttribute("aria-pressed", String(bit === 1));
+        bits[place].dataset.bit = hasNo(result, format) ? "" : bit;  // shown by the style sheet; the name and aria-pressed say it
+        bits[place].setAttribute("aria-pressed", String(bit === 1 && !hasNo(result, format)));
       });
       choice.checked = format === chosen;
       row.classList.toggle("chosen", format === chosen);
-      cells.value.textContent = textOf(result);
+      cells.value.textContent = hasNo(result, format) ? "–" : textOf(result);
       cells.error.textContent = errorText(result);
       cells.what.textContent = whatHappened(result, format);
     }
@@ -118,7 +132,7 @@ live.figure("number", () => {
     const nearest = rounded(chosen);
     again.disabled = !Number.isFinite(nearest) || nearest === typed || Math.abs(typed) > chosen.largest;
     if (again.disabled) {
-      const why = nearest === typed ? `${chosen.name} has this number: nothing is rounded.`
+      const why = Number.isNaN(typed) ? "NaN lies between no two numbers: nothing is rounded." : nearest === typed ? `${chosen.name} has this number: nothing is rounded.`
         : `Beyond ${chosen.name}'s largest number, ${textOf(chosen.largest)}, there is no other to round to.`;
       line.replaceChildren(make("p", {}, why));
       return;

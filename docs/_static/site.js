@@ -1,6 +1,6 @@
 // What can be scrolled can be reached with the keyboard too: wide tables, long lines of code.
 function makeScrollable() {
-  for (const box of document.querySelectorAll(".table-wrapper, pre, .formula")) {
+  for (const box of document.querySelectorAll(".table-wrapper, pre, .formula, p:has(> img)")) {
     if (box.scrollWidth > box.clientWidth) {
       box.tabIndex = 0;
     } else {

@@ -10,7 +10,7 @@
 #
 # You have a Gluon network that trains in FP32, with numbers of 32 bits. Three changes let it train
 # in FP16 (`float16`): its numbers take half the memory, GPUs with Tensor Cores multiply them much
-# faster, and it learns equally well. This page makes the changes one by one, in the training of a
+# faster, and it learns nearly as well. This page makes the changes one by one, in the training of a
 # ResNet-18 on small pictures. It needs no GPU; on a GPU, the changed lines are the same.
 #
 # ![A Gluon training loop in which four lines are marked as new. 1: cast_block, which makes the
@@ -21,7 +21,7 @@
 # ## What you will be able to do
 #
 # - turn your FP32 loop into an FP16 loop, and know the purpose of each change;
-# - check that the network learns as well as before, and gives the same answers;
+# - check that the network learns nearly as before, and gives the same answers;
 # - fine-tune a trained network on other categories, from its checkpoint;
 # - say what FP16 costs and saves on your machine, in seconds and in MiB.
 
@@ -219,7 +219,7 @@ print(f"FP16: test accuracy {fp16_history[-1][1]:.2f}")
 # These are all the changes. [Lesson 09](09_a_loop_of_your_own.ipynb) adds accumulation of
 # gradients, clipping and a second loss.
 #
-# ## FP16 learns as well as FP32
+# ## FP16 learns nearly as well as FP32
 #
 # Both runs began with the same weights, and saw the same images in the same order.
 
@@ -450,9 +450,9 @@ files.cleanup()
 #
 # - Three changes turn an FP32 loop into an FP16 loop: `cast_block`, `multi_precision=True`, and a
 #   loss scale.
-# - The FP16 network learns as well, and gives the same answers where both networks are sure.
+# - The FP16 network learns nearly as well, and gives the same answers where both networks are sure.
 # - A checkpoint holds the FP32 masters, so training can continue in either format.
-# - FP16 halves the memory of the network. It makes a GPU faster, not a CPU.
+# - FP16 halves the memory of the network. It makes a GPU with Tensor Cores faster, not a CPU.
 #
 # ## Exercises
 #

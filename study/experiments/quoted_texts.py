@@ -8,9 +8,6 @@ __all__ = ["QUOTES"]
 
 # By page or notebook; expressions as in `study.experiments.page`.
 QUOTES: Mapping[str, Sequence[str]] = {
-    "README.md": (
-        """{imagenet_weights.points("float16", PER_CLASS)[0]:.1f} points after 20 to 25 minutes""",
-    ),
     "docs/performance.md": (
         """time and {timings.memory("50_v1, batch 32,", CAST, "memory"):.2f} to
         {timings.memory("50_v1, batch 8,", CAST, "memory"):.2f} of the memory.""",

@@ -25,6 +25,7 @@ def compared(views: Any) -> list[tuple[str, int, Sequence[Any]]]:
          [views.imagenet_weights.compared[fmt] for fmt in both]),
         ("ResNet-50 on Caltech 101", views.caltech101,
          [views.caltech101.compared[fmt] for fmt in both]),
+        ("ResNet-20 on CIFAR-10", views.cifar10, [views.cifar10.compared[fmt] for fmt in both]),
         ("fine-tuning from FP32 weights", tuning, [tuning.formats]),
         (f"{len(parity.networks)} networks on 600 photographs", parity,
          [parity.pooled[fmt] for fmt in both]),

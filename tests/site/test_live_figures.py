@@ -176,6 +176,11 @@ def test_a_number_is_typed_its_bits_pressed_and_its_size_dragged(browser):
     assert row(browser, "FP16")[::2] == ["\N{MINUS SIGN}∞", "infinite"]
     type_number(browser, "nan")
     assert row(browser, "FP16")[::2] == ["NaN", "not a number"]
+    assert row(browser, "E2M1")[::2] == ["\N{EN DASH}", "this format has no NaN"]
+    type_number(browser, "65519.99")
+    assert row(browser, "FP16")[::2] == ["65504", "rounded"]
+    type_number(browser, "-0")
+    assert row(browser, "FP16")[0] == "\N{MINUS SIGN}0"
     type_number(browser, "1")
     press = "document.querySelector('[aria-label=\"E4M3, exponent, bit 0\"]').click()"
     browser.evaluate(press)
@@ -216,6 +221,19 @@ def test_every_bit_and_label_is_inside_of_its_card(browser, width):
   }).map((one) => one.className + one.textContent);
 })()"""
             assert browser.evaluate(outside) == []
+
+
+@pytest.mark.multiprocess
+def test_tab_goes_from_format_to_format_and_arrows_from_bit_to_bit(browser):
+    browser.evaluate("document.querySelector('[aria-label=\"FP16, sign\"]').focus()")
+    name = "document.activeElement.getAttribute('aria-label')"
+    last = "fraction, bit 0"
+    for key, bit in (("ArrowRight", "exponent, bit 4"), ("End", last), ("ArrowRight", last),
+                     ("Home", "sign")):  # fmt: skip
+        browser.press(key)
+        assert browser.evaluate(name) == f"FP16, {bit}"
+    stops = "[...document.querySelectorAll('.bits button')].filter((e) => e.tabIndex === 0).length"
+    assert browser.evaluate(stops) == len(live_figures.FORMATS)
 
 
 @pytest.mark.multiprocess

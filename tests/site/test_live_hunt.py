@@ -298,7 +298,7 @@ def test_the_layer_at_fault_is_found_and_cured(cause, browser):
         raised = [n for n in reversed(NAMES) if "overflow" in flags(browser, n)[1]]
     wrong = next(name for name in reversed(NAMES) if name not in (raised[0], cause))
     press(browser, f"{wrong} is at fault")
-    assert status(browser).startswith(f"Not {wrong}: ")
+    assert status(browser).startswith(f"{wrong} is not at fault: ")
     assert evaluate(browser, "return box.querySelector('[type=checkbox]').disabled")
     press(browser, f"{raised[0]} is at fault")
     words = status(browser)

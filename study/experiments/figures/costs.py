@@ -23,7 +23,8 @@ def draw_engines(
         look = {"color": ("#0072B2", "#E69F00")[number], "marker": "os"[number]}
         found = [one[number] for one in points.values()]
         label = f"{batch} image{'s' * (batch > 1)}"
-        axes.plot(found, range(len(found)), label=label, linestyle="none", **look)
+        at = [place + 0.16 * number for place in range(len(found))]  # one does not hide the other
+        axes.plot(found, at, label=label, linestyle="none", **look)
     for place, name in enumerate(points):
         axes.text(0.01, place - 0.3, name, transform=axes.get_yaxis_transform(), va="center")
     axes.set_ylim(len(points) - 0.5, -0.7)

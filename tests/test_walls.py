@@ -262,7 +262,7 @@ LINES = {
     "recipes": 5_453,
     "study": 18_537,
     "scripts": 454,
-    "tests": 54_794,
+    "tests": 54_796,
 }
 LINES_LOADED = {"mpgluon": 7_994, "mpgluon.amp": 12_085}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

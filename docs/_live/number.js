@@ -79,6 +79,7 @@ live.figure("number", () => {
 
   const rounded = (format) => live.round([typed], format)[0];
 
+  // Whether a rounded number is NaN, and the format has no code for it.
   const hasNo = (value, format) => Number.isNaN(value) && format.finiteOnly && !format.hasNaN;
 
   // What rounding to the format did to the number, in words.
@@ -110,14 +111,14 @@ live.figure("number", () => {
     const size = Math.abs(value);
     if (size > 0 && Number.isFinite(size) && document.activeElement !== slider) slider.value = Math.log2(size);
     for (const [format, {row, bits, choice, cells}] of rows) {
-      const result = rounded(format);
+      const result = rounded(format), isMissing = hasNo(result, format);
       live.bitsOf(result, format).forEach((bit, place) => {
-        bits[place].dataset.bit = hasNo(result, format) ? "" : bit;  // shown by the style sheet; the name and aria-pressed say it
-        bits[place].setAttribute("aria-pressed", String(bit === 1 && !hasNo(result, format)));
+        bits[place].dataset.bit = isMissing ? "" : bit;  // shown by the style sheet; the name and aria-pressed say it
+        bits[place].setAttribute("aria-pressed", String(bit === 1 && !isMissing));
       });
       choice.checked = format === chosen;
       row.classList.toggle("chosen", format === chosen);
-      cells.value.textContent = hasNo(result, format) ? "–" : textOf(result);
+      cells.value.textContent = isMissing ? "–" : textOf(result);
       cells.error.textContent = errorText(result);
       cells.what.textContent = whatHappened(result, format);
     }

@@ -51,7 +51,7 @@ def save_predictions(
 
     ``predictions.jpg`` has up to eight test images. Nobody chose them by the answers: the classes
     are evenly spaced in their order, and the image is the first of each. ``mistakes.jpg`` has up to
-    eight wrong answers, the most probable first; without a mistake, there is no such file. At the
+    eight wrong answers, the most probable first; a run without mistakes does not leave it. At the
     lower end of an image is the answer with its probability and, where it is wrong, the right
     class.
 

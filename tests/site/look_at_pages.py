@@ -61,16 +61,18 @@ def in_theme(browser, theme):
     """Emulate a system whose theme is light or dark."""
     wanted = [{"name": "prefers-color-scheme", "value": theme}]
     browser.send("Emulation.setEmulatedMedia", features=wanted)
-    yield
-    browser.send("Emulation.setEmulatedMedia", features=[])
+    try:
+        yield
+    finally:
+        browser.send("Emulation.setEmulatedMedia", features=[])
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     if not PAGES:
-        pytest.skip("there is no build/site: make docs")
+        pytest.skip("needs build/site, which `make docs` makes")
     if EXECUTABLE is None:
-        pytest.skip("there is no chromium or google-chrome to open the pages in")
+        pytest.skip("needs chromium or google-chrome")
     if not AXE.is_file():
         pytest.skip("axe-core is not installed: make docs-look, with npm")
     with Browser(tmp_path_factory.mktemp("profile")) as browser:

@@ -25,9 +25,9 @@ BARE = """[...document.querySelectorAll("h1, aside, .shown ~ section")]
 @pytest.fixture
 def browser(tmp_path):
     if not TALK.is_file():
-        pytest.skip("there is no build/site: make docs")
+        pytest.skip("needs build/site, which `make docs` makes")
     if EXECUTABLE is None:
-        pytest.skip("there is no chromium or google-chrome to open the page in")
+        pytest.skip("needs chromium or google-chrome")
     with Browser(tmp_path) as browser, browser.window(1280, 720):
         browser.open(TALK.as_uri())
         yield browser

@@ -11,28 +11,21 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
 from mpgluon import kernels
-from mpgluon.base.blocks import blocks_of, device_type_of
+from mpgluon.base.blocks import NamedBlocks, blocks_of, device_type_of
 from mpgluon.base.machine import give_memory_back
 from mpgluon.cast import fp32
-from mpgluon.cast.arithmetic import policy_arithmetic
-from mpgluon.cast.block_formats import learned_format, tell, untell
+from mpgluon.cast.block_formats import tell, untell
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.frozen import remove_gradients
-from mpgluon.cast.given import is_given, warn_of_lost_values, weights_of_layers
+from mpgluon.cast.given import warn_of_lost_values
 from mpgluon.cast.guards import guard, unguard
 from mpgluon.cast.network_cast import NetworkCast, release
-from mpgluon.cast.plan import (
-    NORMALIZATION_LAYERS,
-    KeepFP32,
-    NetworkPlan,
-    plan_of,
-    with_normalization_layers,
-)
+from mpgluon.cast.plan import NORMALIZATION_LAYERS, KeepFP32, plan_of, with_normalization_layers
 from mpgluon.cast.report import BeyondReach, CastReport, report_of
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import FloatFormat, format_named
@@ -43,9 +36,6 @@ import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from mxnet.base import _LIB, check_call
-
-if TYPE_CHECKING:
-    from mpgluon.cast.symbol_block import ImportedGraph
 
 __all__ = [
     "NORMALIZATION_LAYERS",
@@ -186,51 +176,34 @@ def apply_policy(
             f"the policy {policy} has nothing in 16 bits; a plain network computes in FP32, and "
             "mpgluon.restore(net) takes a cast off"
         )
-    plan = plan_of(net, keep_fp32, compute_16)
-    blocks = [entry.block for entry in plan.blocks]
-    _refuse_cast_blocks(blocks)
-    device_type = device_type_of(net)
-    arithmetic = policy_arithmetic(policy, device_type).kind
-    in_16_bits = [entry.block for entry in plan.blocks if not entry.computes_fp32]
-    learned = {
-        block: attributes
-        for block in in_16_bits
-        if (attributes := learned_format(block, policy.compute_dtype))
-    }
-    graphs = _imported_graphs(in_16_bits)
-    mx.nd.waitall()  # a running inference may change the layout of a weight
+    plan = plan_of(_uncast(net), policy, keep_fp32, compute_16)
     # Nothing is refused from here on.
-    if device_type == "cpu":
+    mx.nd.waitall()  # a running inference may change the layout of a weight
+    if plan.device_type == "cpu":
         kernels.load()
     network_cast = NetworkCast(policy, net, undo=partial(restore, net))
-    network_cast.former_attributes.update(
-        {block: tell(block, attributes) for block, attributes in learned.items()}
-    )
-    parameters = list(net.collect_params().values())
-    _warn_of_float64(parameters)
-    for parameter in parameters:
+    _warn_of_float64(plan.parameters)
+    for parameter in plan.parameters:
         network_cast.adopt(parameter)
         _leave_inference_layout(parameter)
-    narrowed = []
     if policy.param_dtype != "float32":
         fmt = format_named(policy.param_dtype)
-        narrowed = _parameters_to_narrow(parameters, fmt, plan, graphs)
-        for parameter in narrowed:
+        for parameter in plan.narrowed:
             fp32.narrow(parameter, fmt)
-        _warn_of_lost_weights(narrowed, fmt)
+        _warn_of_lost_weights(plan.narrowed, fmt)
         give_memory_back()
     for entry in plan.blocks:
         block = entry.block
+        if entry.learned:
+            network_cast.former_attributes[block] = tell(block, entry.learned)
         _remove_own_operators(block)
         _clear_traced_graph(block)
-        if block in graphs:
-            graphs[block].attach()
+        if entry.graph is not None:
+            entry.graph.attach()
         if entry.computes_fp32 or entry.is_governed or block is net:
-            PolicyForward(entry, network_cast, graphs.get(block))
-    guard(blocks, parameters, network_cast, restore)
-    normalizations = [node.name for graph in graphs.values() for node in graph.normalizations]
-    counts = len(narrowed), len(parameters) - len(narrowed)
-    return report_of(policy, plan, normalizations, counts, arithmetic, learned)
+            PolicyForward(entry, network_cast)
+    guard([entry.block for entry in plan.blocks], plan.parameters, network_cast, restore)
+    return report_of(plan)
 
 
 def restore(net: gluon.Block) -> None:
@@ -277,43 +250,19 @@ def restore(net: gluon.Block) -> None:
             _clear_traced_graph(block)
 
 
-def _refuse_cast_blocks(blocks: Iterable[gluon.Block]) -> None:
-    """Raise PrecisionError if a block is already cast."""
-    for forward in filter(None, map(forward_of, blocks)):
+def _uncast(net: gluon.Block) -> NamedBlocks:
+    """Return the blocks of a network; raise PrecisionError if one is already cast."""
+    if not isinstance(net, gluon.Block):
+        raise TypeError(
+            f"net must be a gluon.Block, received {type(net).__name__}; a cast belongs to a "
+            "network, not to a device or a passage of code: amp.autocast(net)"
+        )
+    network = NamedBlocks(net)
+    for forward in filter(None, map(forward_of, network.blocks)):
         root, name = forward.network_cast.root.name, forward.block.name
         part = "" if name == root else f" as a part of {root}"
         raise PrecisionError(f"{name} is already cast{part}; call mpgluon.restore on {root} first")
-
-
-def _parameters_to_narrow(
-    parameters: Iterable[gluon.Parameter],
-    fmt: FloatFormat,
-    plan: NetworkPlan,
-    graphs: Mapping[gluon.Block, ImportedGraph],
-) -> list[gluon.Parameter]:
-    """Return the FP32 parameters that a cast rounds to a format."""
-    stay_fp32 = plan.parameters_that_stay_fp32()
-    # MXNet's BatchNorm accepts no others; the rest of a graph's are normalizations too.
-    stay_fp32.update(*(graph.normalization_parameters() for graph in graphs.values()))
-    weights = weights_of_layers(e.block for e in plan.blocks if not e.computes_fp32)
-    weights.update(*(graph.product_weights() for graph in graphs.values()))
-    return [
-        parameter
-        for parameter in parameters
-        if parameter not in stay_fp32
-        and np.dtype(parameter.dtype) == np.float32
-        and parameter._stype == "default"  # not rows, which Gluon does not hand out
-        and (parameter in weights or not is_given(parameter, fmt))
-    ]
-
-
-def _imported_graphs(blocks: Iterable[gluon.Block]) -> dict[gluon.Block, ImportedGraph]:
-    imported = [block for block in blocks if isinstance(block, gluon.SymbolBlock)]
-    if not imported:
-        return {}
-    from mpgluon.cast.symbol_block import ImportedGraph
-
-    return {block: ImportedGraph(block) for block in imported}
+    return network
 
 
 def _warn_of_float64(parameters: list[gluon.Parameter]) -> None:

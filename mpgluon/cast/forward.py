@@ -51,7 +51,6 @@ from mxnet.base import MXNetError
 from mxnet.symbol import Symbol
 
 if TYPE_CHECKING:
-    from mpgluon.cast.symbol_block import ImportedGraph
     from mpgluon.kernels.scale_histories import ScaleHistories
 
 __all__ = ["PolicyForward", "forward_of"]
@@ -70,8 +69,6 @@ class PolicyForward:
         The method of its block is replaced on the instance at once, until :meth:`detach`.
     network_cast : NetworkCast
         The cast that the block is a part of.
-    graph : ImportedGraph, optional
-        The graph of a SymbolBlock, attached already.
 
     Attributes
     ----------
@@ -79,13 +76,11 @@ class PolicyForward:
         Whether the block computes in FP32, and only widens its inputs; may be changed.
     """
 
-    def __init__(
-        self, plan: BlockPlan, network_cast: NetworkCast, graph: Optional[ImportedGraph]
-    ) -> None:
+    def __init__(self, plan: BlockPlan, network_cast: NetworkCast) -> None:
         self.block = block = plan.block
-        self.plan, self.network_cast, self.graph = plan, network_cast, graph
+        self.plan, self.network_cast = plan, network_cast
         self.kept = plan.computes_fp32
-        self.method = "hybrid_forward" if graph else plan.method
+        self.method = plan.method
         self.replaced = vars(block).get(self.method)  # an imported graph's, as a rule nothing
         setattr(block, self.method, self)
         make_copyable(block)
@@ -106,8 +101,8 @@ class PolicyForward:
         make_uncopyable(self.block)
         if self.method == "hybrid_forward":
             del self.block._call_cached_op, self.block.export
-        if self.graph is not None:
-            self.graph.detach()
+        if self.plan.graph is not None:
+            self.plan.graph.detach()
 
     @cached_property
     def original(self) -> Callable[..., Any]:

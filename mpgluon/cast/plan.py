@@ -1,19 +1,38 @@
-"""The plan of a cast: its effect on each block of a network, and the networks it refuses."""
+"""The plan of a cast: its effect on each block of a network, and the networks it refuses.
+
+All is decided here, and nothing is changed; :mod:`mpgluon.cast.block` does what a plan says.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import Any, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
-from mpgluon.base.blocks import NamedBlocks, blocks_of, fitting, is_mxnets_own, is_numpy
+from mpgluon.base.blocks import (
+    NamedBlocks,
+    blocks_of,
+    device_type_of,
+    fitting,
+    is_mxnets_own,
+    is_numpy,
+)
+from mpgluon.cast.arithmetic import policy_arithmetic
+from mpgluon.cast.block_formats import Attributes, learned_format
+from mpgluon.cast.given import is_given, weights_of_layers
 from mpgluon.cast.operator_rules import NO_RULES, Rules, is_operator, rules_of
 from mpgluon.errors import PrecisionError
+from mpgluon.formats.float_format import format_named
+from mpgluon.formats.policy import Policy
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 from mxnet.gluon import nn
+
+if TYPE_CHECKING:
+    from mpgluon.cast.symbol_block import ImportedGraph
 
 __all__ = [
     "BATCH_NORMS",
@@ -68,7 +87,11 @@ class BlockPlan(NamedTuple):
         Whether it is the network's first or last convolution or dense layer, in the order in which
         the blocks were added.
     method : {"hybrid_forward", "forward"}
-        The method in which it computes; an imported graph has none of its own.
+        The method in which it computes.
+    learned : dict
+        The attributes that its own ``cast`` to the format would set.
+    graph : ImportedGraph or None
+        The graph of a SymbolBlock that does not compute in FP32.
     """
 
     block: gluon.Block
@@ -78,6 +101,8 @@ class BlockPlan(NamedTuple):
     rules: Rules
     is_edge: bool
     method: str
+    learned: Attributes
+    graph: Optional[ImportedGraph]
 
 
 class NetworkPlan(NamedTuple):
@@ -85,25 +110,27 @@ class NetworkPlan(NamedTuple):
 
     Attributes
     ----------
+    policy : Policy
     blocks : list of BlockPlan
         Parents first.
     operators_fp32, operators_16 : tuple of str
         The operators that ``keep_fp32`` and ``compute_16`` name.
+    device_type : str
+    arithmetic : {"native", "emulated"}
+        Whether the device computes products in the format.
+    parameters : list of Parameter
+    narrowed : list of Parameter
+        Those among them that the cast rounds.
     """
 
+    policy: Policy
     blocks: list[BlockPlan]
     operators_fp32: tuple[str, ...]
     operators_16: tuple[str, ...]
-
-    def parameters_that_stay_fp32(self) -> set[gluon.Parameter]:
-        """Return parameters of kept blocks, norms, and plain Blocks that read them unseen."""
-        parameters = {
-            parameter
-            for entry in self.blocks
-            if entry.keeps_parameters or not entry.is_governed
-            for parameter in entry.block._reg_params.values()
-        }
-        return parameters.union(*(_unread_parameters(entry.block) for entry in self.blocks))
+    device_type: str
+    arithmetic: str
+    parameters: list[gluon.Parameter]
+    narrowed: list[gluon.Parameter]
 
 
 def with_normalization_layers(keep_fp32: KeepFP32) -> KeepFP32:
@@ -134,8 +161,10 @@ def _as_collections(
     return tuple(keep_fp32), tuple(compute_16)
 
 
-def plan_of(net: gluon.Block, keep_fp32: KeepFP32, compute_16: Iterable[str]) -> NetworkPlan:
-    """Return the plan of a cast for every block.
+def plan_of(
+    network: NamedBlocks, policy: Policy, keep_fp32: KeepFP32, compute_16: Iterable[str]
+) -> NetworkPlan:
+    """Return the plan of a cast of a network that is not cast.
 
     Raises
     ------
@@ -143,12 +172,6 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32, compute_16: Iterable[str]) ->
         As :func:`mpgluon.cast_block` says.
     """
     keep_fp32, operators_16 = _as_collections(keep_fp32, compute_16)
-    if not isinstance(net, gluon.Block):
-        raise TypeError(
-            f"net must be a gluon.Block, received {type(net).__name__}; a cast belongs to a "
-            "network, not to a device or a passage of code: amp.autocast(net)"
-        )
-    network = NamedBlocks(net)
     blocks, keep_fp32 = network.blocks, _with_blocks_by_name(network, keep_fp32)
     operators_fp32 = tuple(one for one in keep_fp32 if isinstance(one, str))
     named = _named_blocks(network, [one for one in keep_fp32 if not isinstance(one, str)])
@@ -166,6 +189,9 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32, compute_16: Iterable[str]) ->
     products = [block for block in blocks if isinstance(block, _PRODUCTS)]
     edges = products[:1] + products[-1:]
     rules = rules_of(network, governed - whole, operators_fp32, operators_16)
+    device_type = device_type_of(network.net)
+    arithmetic = policy_arithmetic(policy, device_type).kind
+    graphs = _imported_graphs(block for block in blocks if block not in whole)
     entries = [
         BlockPlan(
             block=block,
@@ -174,11 +200,23 @@ def plan_of(net: gluon.Block, keep_fp32: KeepFP32, compute_16: Iterable[str]) ->
             is_governed=block in governed,
             rules=rules.get(block, NO_RULES),
             is_edge=block in edges,
-            method="hybrid_forward" if is_hybrid(block) else "forward",
+            method="hybrid_forward" if is_hybrid(block) or block in graphs else "forward",
+            learned={} if block in whole else learned_format(block, policy.compute_dtype),
+            graph=graphs.get(block),
         )
         for block in blocks
     ]
-    return NetworkPlan(entries, operators_fp32, operators_16)
+    parameters = list(network.net.collect_params().values())
+    return NetworkPlan(
+        policy=policy,
+        blocks=entries,
+        operators_fp32=operators_fp32,
+        operators_16=operators_16,
+        device_type=device_type,
+        arithmetic=arithmetic,
+        parameters=parameters,
+        narrowed=_parameters_to_narrow(parameters, policy.param_dtype, entries),
+    )
 
 
 def _with_blocks_by_name(network: NamedBlocks, keep_fp32: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -256,6 +294,49 @@ def _switches_on(function: Any) -> bool:
     """Whether a function is what ``mx.util.use_np_array`` makes of another one."""
     code = getattr(function, "__code__", None)
     return code is not None and code.co_name == "_with_np_array"
+
+
+def _imported_graphs(blocks: Iterable[gluon.Block]) -> dict[gluon.Block, ImportedGraph]:
+    imported = [block for block in blocks if isinstance(block, gluon.SymbolBlock)]
+    if not imported:
+        return {}
+    from mpgluon.cast.symbol_block import ImportedGraph
+
+    return {block: ImportedGraph(block) for block in imported}
+
+
+def _parameters_to_narrow(
+    parameters: list[gluon.Parameter], dtype: str, blocks: list[BlockPlan]
+) -> list[gluon.Parameter]:
+    """Return the FP32 parameters that a cast rounds."""
+    if dtype == "float32":
+        return []
+    fmt, graphs = format_named(dtype), [entry.graph for entry in blocks if entry.graph is not None]
+    weights = weights_of_layers(entry.block for entry in blocks if not entry.computes_fp32)
+    weights.update(*(graph.product_weights() for graph in graphs))
+    # MXNet's BatchNorm accepts no others; the rest of a graph's are normalizations too.
+    stay_fp32 = _parameters_that_stay_fp32(blocks).union(
+        *(graph.normalization_parameters() for graph in graphs)
+    )
+    return [
+        parameter
+        for parameter in parameters
+        if parameter not in stay_fp32
+        and np.dtype(parameter.dtype) == np.float32
+        and parameter._stype == "default"  # not rows, which Gluon does not hand out
+        and (parameter in weights or not is_given(parameter, fmt))
+    ]
+
+
+def _parameters_that_stay_fp32(blocks: list[BlockPlan]) -> set[gluon.Parameter]:
+    """Return parameters of kept blocks, norms, and plain Blocks that read them unseen."""
+    parameters = {
+        parameter
+        for entry in blocks
+        if entry.keeps_parameters or not entry.is_governed
+        for parameter in entry.block._reg_params.values()
+    }
+    return parameters.union(*(_unread_parameters(entry.block) for entry in blocks))
 
 
 def _unread_parameters(block: gluon.Block) -> list[gluon.Parameter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -13,8 +13,6 @@ from typing import NoReturn
 from mpgluon.base.blocks import is_mxnets_own
 from mpgluon.cast.plan import BlockPlan, NetworkPlan
 from mpgluon.formats.policy import Policy
-
-from mxnet import gluon
 
 __all__ = ["BeyondReach", "CastReport", "report_of"]
 
@@ -150,34 +148,25 @@ class CastReport:
         return "\n".join(lines)
 
 
-def report_of(
-    policy: Policy,
-    plan: NetworkPlan,
-    normalizations: Iterable[str],
-    counts: tuple[int, int],
-    arithmetic: str,
-    told: Iterable[gluon.Block],
-) -> CastReport:
-    """Return the report of a cast by its plan, and by what the cast found when it followed it.
-
-    ``normalizations`` are names of operators of imported graphs, ``counts`` the parameters cast and
-    kept, and ``told`` the blocks that learned the format.
-    """
+def report_of(plan: NetworkPlan) -> CastReport:
+    """Return the report of a cast that has followed a plan."""
+    graphs = [entry.graph for entry in plan.blocks if entry.graph is not None]
+    normalizations = [node.name for graph in graphs for node in graph.normalizations]
     return CastReport(
-        policy=policy,
+        policy=plan.policy,
         cast=tuple(e.block.name for e in plan.blocks if e.is_governed and not e.keeps_parameters),
         kept_fp32=(*(e.block.name for e in plan.blocks if e.keeps_parameters), *normalizations),
         beyond_reach=tuple(
             line for e in plan.blocks if not e.computes_fp32 for line in BeyondReach.of(e)
         ),
-        parameters_cast=counts[0],
-        parameters_kept=counts[1],
-        arithmetic=arithmetic,
-        told_format=tuple(block.name for block in told),
+        parameters_cast=len(plan.narrowed),
+        parameters_kept=len(plan.parameters) - len(plan.narrowed),
+        arithmetic=plan.arithmetic,
+        told_format=tuple(e.block.name for e in plan.blocks if e.learned),
         operators_fp32=plan.operators_fp32,
         operators_16=plan.operators_16,
         first_and_last=tuple(e.block.name for e in plan.blocks if e.is_edge)
-        if policy.scaled_operands
+        if plan.policy.scaled_operands
         else (),
     )
 

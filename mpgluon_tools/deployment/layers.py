@@ -13,7 +13,7 @@ from mpgluon.cast.arrays import arrays_in
 from mpgluon.graph.nodes import Entry, Graph, Node
 from mpgluon_tools.deployment.recording import Recording, record
 from mpgluon_tools.leaving.recorded_layers import KINDS, known_by
-from mpgluon_tools.leaving.torch_writer import common_prefix, short_name
+from mpgluon_tools.leaving.torch_names import common_prefix, short_name
 
 import mxnet as mx
 import numpy as np

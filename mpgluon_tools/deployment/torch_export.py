@@ -13,7 +13,8 @@ from mpgluon_tools.deployment.layers import run_recorded
 from mpgluon_tools.deployment.recording import Recording, record
 from mpgluon_tools.deployment.torch_training import training_files
 from mpgluon_tools.leaving.mxnet_files import read_symbol
-from mpgluon_tools.leaving.torch_writer import UnsupportedError, safetensors, torch_program
+from mpgluon_tools.leaving.safetensors_file import safetensors
+from mpgluon_tools.leaving.torch_writer import UnsupportedError, torch_program
 
 import mxnet as mx
 import numpy as np

@@ -10,7 +10,8 @@ from mpgluon.checkpoint.trainer import export_loss_scale, export_optimizer
 from mpgluon.errors import PrecisionError
 from mpgluon.formats.loss_scale import NoLossScale
 from mpgluon.updates import gluon_trainer
-from mpgluon_tools.leaving.torch_writer import TorchProgram, safetensors
+from mpgluon_tools.leaving.safetensors_file import safetensors
+from mpgluon_tools.leaving.torch_writer import TorchProgram
 
 import numpy as np
 from mxnet import gluon

@@ -92,25 +92,24 @@ def _softmax(name: str, call: Call) -> str:
 
 def reduction(name: str, call: Call, *, in_numpy: bool = False) -> str:
     """Translate a reduction; over all axes the result has one axis, or none in MXNet's NumPy."""
-    axis, keeps = call.option("axis"), call.option("keepdims", False)
+    axis = call.option("axis")
     if call.option("exclude", False):
         known = call.rank is not None and axis is not None
         require(known, "it excludes axes of an unknown number")
         kept = {one % (call.rank or 1) for one in (axis if isinstance(axis, tuple) else (axis,))}
         axis = tuple(one for one in range(call.rank or 0) if one not in kept)
     if axis in (None, ()):
-        require(not keeps, "it keeps all axes; name them")
+        require(not call.keepdim, "it keeps all axes; name them")
         return f"{call.operands[0]}.{name}(){'' if in_numpy else '.reshape(1)'}"
     require(name != "prod" or isinstance(axis, int), "a product over several axes")
-    return f"{call.operands[0]}.{name}({axis}{', keepdim=True' if keeps else ''})"
+    return f"{call.operands[0]}.{name}({axis}{call.keepdim})"
 
 
 def _norm(call: Call) -> str:
     axis = call.option("axis")
     require(axis is not None, "it names no axes")
-    keep = ", keepdim=True" if call.option("keepdims", False) else ""
     order = call.option("ord", 2)
-    return f"torch.linalg.vector_norm({call.operands[0]}, {order}, {axis}{keep})"
+    return f"torch.linalg.vector_norm({call.operands[0]}, {order}, {axis}{call.keepdim})"
 
 
 def _l2_normalization(call: Call) -> str:
@@ -122,9 +121,9 @@ def _l2_normalization(call: Call) -> str:
 
 
 def _arg_extreme(name: str, call: Call) -> str:
-    axis, keep = call.option("axis"), ", keepdim=True" if call.option("keepdims", False) else ""
+    axis = call.option("axis")
     require(axis is not None, "it names no axis")
-    return f"{call.operands[0]}.{name}({axis}{keep}).float()"
+    return f"{call.operands[0]}.{name}({axis}{call.keepdim}).float()"
 
 
 def _sorted(text: str, call: Call) -> str:
@@ -240,8 +239,7 @@ def _slice_like(call: Call) -> str:
 
 def _split(call: Call) -> str:
     count, axis = int(call.option("num_outputs")), call.option("axis", 1)
-    call.results = [f"[{place}]" for place in range(count)]
-    call.unpacked = ", ".join(["{}"] * count)
+    call.set_parts(count)
     if call.option("squeeze_axis", False):
         return f"{call.operands[0]}.unbind({axis})"
     return f"{call.operands[0]}.chunk({count}, {axis})"

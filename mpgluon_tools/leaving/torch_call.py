@@ -71,11 +71,21 @@ class Call:
         """Return an option of the operator as a Python value."""
         return self.node.value(name, default)
 
+    @property
+    def keepdim(self) -> str:
+        """The end of the arguments of a reduction that keeps its axes, else nothing."""
+        return ", keepdim=True" if self.option("keepdims", False) else ""
+
     def parameter(self, place: int) -> Any:
         """Return the value of an operand that must be a parameter."""
         if place >= len(self.values) or self.values[place] is None:
             raise UnsupportedError("an operand that must be a parameter is computed")
         return self.values[place]
+
+    def set_parts(self, count: int) -> None:
+        """Make the expression a sequence of so many results."""
+        self.results = [f"[{place}]" for place in range(count)]
+        self.unpacked = ", ".join(["{}"] * count)
 
     def module(self, kind: str, *arguments: Any, state: Mapping[str, Any], **options: Any) -> str:
         """Define a layer that is called with the first operand."""

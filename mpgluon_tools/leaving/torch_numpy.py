@@ -43,8 +43,8 @@ def _scalar(call: Call) -> float:
 
 
 def _deviation(name: str, call: Call) -> str:
-    axis, keep = call.option("axis"), ", keepdim=True" if call.option("keepdims", False) else ""
-    return f"{call.operands[0]}.{name}({axis}, correction={call.option('ddof', 0)}{keep})"
+    axis = call.option("axis")
+    return f"{call.operands[0]}.{name}({axis}, correction={call.option('ddof', 0)}{call.keepdim})"
 
 
 def _method(name: str, options: str, call: Call) -> str:
@@ -80,8 +80,7 @@ def _split(call: Call) -> str:
     parts = int(call.option("sections", 0)) or places
     count = parts if isinstance(parts, int) else len(parts) + 1
     require(not call.option("squeeze_axis", False), "squeeze_axis")
-    call.results = [f"[{place}]" for place in range(count)]
-    call.unpacked = ", ".join(["{}"] * count)
+    call.set_parts(count)
     return f"{call.operands[0]}.tensor_split({parts}, {call.option('axis', 0)})"
 
 
@@ -117,8 +116,7 @@ def _norm(call: Call) -> str:
     is_root = order == 2 and call.option("flag") in (1, -2)  # of all squares
     require(is_root or isinstance(axes, int), "a norm of a matrix")
     require(not isinstance(order, str), f"ord={order!r}")
-    keep = ", keepdim=True" if call.option("keepdims", False) else ""
-    return f"torch.linalg.vector_norm({call.operands[0]}, {order}, {axes}{keep})"
+    return f"torch.linalg.vector_norm({call.operands[0]}, {order}, {axes}{call.keepdim})"
 
 
 def _pad(call: Call) -> str:

@@ -6,10 +6,7 @@ become the text of a module and a file of safetensors.
 
 from __future__ import annotations
 
-import json
-import keyword
 import re
-import struct
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,108 +16,30 @@ from mpgluon_tools.leaving.mxnet_files import Graph, Node
 from mpgluon_tools.leaving.refusal import UnsupportedError
 from mpgluon_tools.leaving.torch_arrays import ARRAYS
 from mpgluon_tools.leaving.torch_call import Call, Layer
+from mpgluon_tools.leaving.torch_helpers import HELPERS, LOAD
 from mpgluon_tools.leaving.torch_layers import LAYERS
+from mpgluon_tools.leaving.torch_names import VARIABLES, Names, common_prefix
 from mpgluon_tools.leaving.torch_numpy import NUMPY
 
 import numpy as np
 
-__all__ = ["TorchProgram", "UnsupportedError", "common_prefix", "safetensors", "short_name",
-           "torch_program"]  # fmt: skip
+__all__ = ["TorchProgram", "UnsupportedError", "torch_program"]
 
 Entry = tuple[int, int]
 
 _TRANSLATIONS = {**ARRAYS, **NUMPY, **LAYERS}
 
-_NAMES = ("x", "y", "z", "u", "v", "w")
 _FILLED = {"_zeros": "zeros", "_ones": "ones", "_arange": "arange",
            "_npi_zeros": "zeros", "_npi_ones": "ones", "_npi_arange": "arange"}  # fmt: skip
 _LONGEST = 48  # of an expression that becomes an operand of another
 _SAME_RANK = frozenset({"Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pad", "clip", "relu",
                         "elemwise_add", "broadcast_add", "broadcast_mul", "Concat"})  # fmt: skip
-_OF_MODULES = (  # the attributes of torch.nn.Module
-    "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
-    "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward",
-    "get_buffer", "get_extra_state", "get_parameter", "get_submodule", "half", "ipu",
-    "load_state_dict", "modules", "mtia", "named_buffers", "named_children", "named_modules",
-    "named_parameters", "parameters", "register_buffer", "register_module", "register_parameter",
-    "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to",
-    "to_empty", "train", "training", "type", "xpu", "zero_grad",
-)  # fmt: skip
 _TWICE = ".transpose(0, 1)" * 2  # between two recurrent layers
 _KEEPS_INTEGERS = re.compile(  # operators whose results are integers if all operands are
     "(elemwise|broadcast)_.*|_.*_scalar|[Rr]eshape|transpose|[Cc]oncat|stack|slice.*|SliceChannel|"
     "split|SwapAxis|expand_dims|squeeze|tile|repeat|reverse|Flatten|(ones|zeros)_like|add_n|_copy"
 )
 _OPERAND = re.compile("\0(\\d+)\0")
-_DTYPES = {"float32": "F32", "float64": "F64", "float16": "F16", "int8": "I8", "uint8": "U8",
-           "int16": "I16", "int32": "I32", "int64": "I64", "bool": "BOOL"}  # fmt: skip
-_HELPERS = {"Frozen": '''
-class Frozen(nn.modules.batchnorm._BatchNorm):
-    """A BatchNorm that uses its running statistics in training too."""
-
-    def forward(self, x):
-        statistics = self.running_mean, self.running_var
-        return F.batch_norm(x, *statistics, self.weight, self.bias, False, 0.0, self.eps)
-
-''', "box_nms": '''
-def box_nms(x, threshold, valid, top, corner, score, category, background, across, centers):
-    """Keep the best of boxes that overlap, sorted by their scores; all other rows are -1."""
-    results = []
-    for boxes in x.flatten(0, -3):
-        is_valid = boxes[:, score] > valid
-        if category >= 0:
-            is_valid &= boxes[:, category] != background
-        boxes = boxes[is_valid]
-        boxes = boxes[boxes[:, score].argsort(descending=True, stable=True)][:top]
-        low, high = boxes[:, corner : corner + 2], boxes[:, corner + 2 : corner + 4]
-        if centers:
-            low, high = low - high / 2, low + high / 2
-        area = (high - low).clamp(0).prod(1)
-        kept = torch.ones(len(boxes), dtype=torch.bool, device=x.device)
-        for place in range(len(boxes)):
-            if kept[place]:
-                after = slice(place + 1, None)
-                first = torch.maximum(low[place], low[after])
-                last = torch.minimum(high[place], high[after])
-                inside = (last - first).clamp(0).prod(1)
-                rivals = inside > threshold * (area[place] + area[after] - inside)
-                if category >= 0 and not across:
-                    rivals &= boxes[after, category] == boxes[place, category]
-                kept[after] &= ~rivals
-        results.append(F.pad(boxes[kept], (0, 0, 0, x.shape[-2] - int(kept.sum())), value=-1.0))
-    return torch.stack(results).reshape(x.shape)
-
-''', "box_decode": '''
-def box_decode(x, anchors, scales, largest, corners):
-    """Return boxes by their corners from shifts and logarithms of sizes relative to anchors."""
-    middle, sides = anchors[..., :2], anchors[..., 2:]
-    if corners:
-        middle, sides = (middle + sides) / 2, sides - middle
-    x = x * torch.tensor(scales, device=x.device)
-    middle, half = x[..., :2] * sides + middle, x[..., 2:].clamp(max=largest).exp() * sides / 2
-    return torch.cat([middle - half, middle + half], -1)
-
-''', "roi_align": '''
-def roi_align(x, boxes, size, scale, samples, aligned):
-    """Return the means of bilinear samples in the parts of boxes, (box, channel, *size)."""
-
-    def weights(first, side, parts, length):
-        places = (torch.arange(parts * samples, device=x.device) + 0.5) / (parts * samples)
-        places = first[:, None] + side[:, None] * places
-        inside = (places >= -1) & (places <= length)
-        distances = places.clamp(0, length - 1)[..., None] - torch.arange(length, device=x.device)
-        shares = (1 - distances.abs()).clamp(0) * inside[..., None]
-        return shares.unflatten(1, (parts, samples)).mean(2)
-
-    first, last = ((boxes[:, one : one + 2] * scale - aligned * 0.5).unbind(1) for one in (1, 3))
-    sides = [high - low if aligned else (high - low).clamp(1) for low, high in zip(first, last)]
-    columns, rows = map(weights, first, sides, size[::-1], (x.shape[3], x.shape[2]))
-    images, results = x.permute(0, 2, 3, 1).flatten(2), []  # (image, row, columns and channels)
-    for number, row, column in zip(boxes[:, 0].long(), rows, columns):
-        results.append(column @ (row @ images[number]).unflatten(1, (x.shape[3], x.shape[1])))
-    return torch.stack(results).permute(0, 3, 1, 2)
-
-'''}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -190,29 +109,17 @@ def torch_program(
         "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n",
         *(
             text
-            for name, text in _HELPERS.items()
+            for name, text in HELPERS.items()
             if any(f"{name}(" in one for one in [*writer.definitions, *lines])
         ),
         "class Network(nn.Module):\n    def __init__(self):\n        super().__init__()",
         "\n".join(f"        {one}" for one in writer.definitions),
         f"\n    def forward({arguments}):",
         "\n".join(f"        {one}" for one in lines),
-        _LOAD,
+        LOAD,
     ]
     text = "\n".join(part for part in parts if part)
     return TorchProgram(text, writer.state, writer.names)
-
-
-_LOAD = '''
-
-def load(path="model.safetensors"):
-    """Return the network with the parameters of a file, for inference."""
-    from safetensors.torch import load_file
-
-    net = Network()
-    net.load_state_dict(load_file(path))
-    return net.eval()
-'''
 
 
 @dataclass
@@ -239,14 +146,13 @@ class _Writer:
         self._uses = Counter(entry for node in graph.nodes for entry in node.inputs)
         self._uses.update(graph.heads)
         self._packed, self._silent = _packed_parameters(graph, values)
-        self._prefix = common_prefix([node.name for node in graph.nodes if node.op != "null"])
-        self._taken = {*_OF_MODULES, *dir(object), *_NAMES, "torch", "nn", "F"}
+        self._names = Names(common_prefix([one.name for one in graph.nodes if one.op != "null"]))
         self._layers: dict[tuple[Any, ...], str] = {}
         self._defined: dict[str, str] = {}  # where the module has each variable
         self._results: dict[Entry, _Result] = {}
         self._integers: set[int] = set()
         self._references: Counter[str] = Counter()
-        self.arguments = ["x"] if len(inputs) == 1 else [self._name(name) for name in inputs]
+        self.arguments = ["x"] if len(inputs) == 1 else [self._names.free(name) for name in inputs]
         known = dict(zip(inputs, self.arguments))
         for number, node in enumerate(graph.nodes):
             if node.op != "null":
@@ -422,8 +328,8 @@ class _Writer:
         return self._rank(node.inputs[0]) if node.op in _SAME_RANK else None
 
     def _variable_names(self) -> Iterator[str]:
-        yield from (name for name in self.arguments if name in _NAMES)
-        yield from (name for name in _NAMES if name not in self.arguments)
+        yield from (name for name in self.arguments if name in VARIABLES)
+        yield from (name for name in VARIABLES if name not in self.arguments)
         yield from (f"x{number}" for number in range(2, 10**6))
 
     def _set_variable(self, entry: Entry, name: str) -> None:
@@ -440,7 +346,7 @@ class _Writer:
         )
         key = (layer.definition, parameters)
         if key not in self._layers:
-            name = self._name(node.name)
+            name = self._names.free(node.name)
             self._layers[key] = name
             self.definitions.append(f"self.{name} = {layer.definition}")
             if node.op == "BatchNorm" and node.value("fix_gamma", True):
@@ -471,23 +377,11 @@ class _Writer:
     def _parameter(self, variable: str) -> str:
         """Return a parameter that no layer takes, which is defined by itself."""
         if variable not in self._defined:
-            name, value = self._name(variable), np.asarray(self._values[variable])
+            name, value = self._names.free(variable), np.asarray(self._values[variable])
             self.definitions.append(f"self.{name} = nn.Parameter(torch.zeros({value.shape}))")
             self.state[name] = value
             self._define(variable, f"self.{name}")
         return self._defined[variable]
-
-    def _name(self, name: str) -> str:
-        """Return a name without the network's prefix, as an identifier of its own."""
-        name = short_name(name, self._prefix)
-        name = re.sub(r"\W", "_", name).strip("_") or "layer"
-        if name[0].isdigit() or keyword.iskeyword(name):
-            name = f"_{name}"
-        free, number = name, 2
-        while free in self._taken:
-            free, number = f"{name}_{number}", number + 1
-        self._taken.add(free)
-        return free
 
 
 def _packed_parameters(
@@ -519,18 +413,6 @@ def _packed_parameters(
     return packed, silent
 
 
-def short_name(name: str, prefix: str) -> str:
-    """Return a node's name without the network's prefix and the operator's ending."""
-    return name.removeprefix(prefix).removesuffix("_fwd").removesuffix("_rnn0")
-
-
-def common_prefix(names: Sequence[str]) -> str:
-    """Return the beginning that all names have, up to an underscore."""
-    first, last = min(names, default=""), max(names, default="")
-    length = next((i for i, pair in enumerate(zip(first, last)) if pair[0] != pair[1]), 0)
-    return first[: first.rfind("_", 0, length) + 1]
-
-
 def _filled(text: str, operands: Sequence[str]) -> str:
     """Put operands into an expression, in parentheses where they need them."""
 
@@ -552,29 +434,3 @@ def _closed(text: str) -> str:
         if letter == " " and not depth:
             return f"({text})"
     return f"({text})" if text.startswith("-") else text
-
-
-def safetensors(state: Mapping[str, Any]) -> bytes:
-    """Return a file of safetensors with a state dict.
-
-    References
-    ----------
-    https://github.com/huggingface/safetensors, "Format".
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    parts, place = [], 0
-    for name, value in state.items():
-        array = np.ascontiguousarray(value).reshape(np.shape(value))
-        data = array.astype(array.dtype.newbyteorder("<")).tobytes()
-        if array.dtype.name not in _DTYPES:
-            raise ValueError(f"{name} has the dtype {array.dtype}, which safetensors lacks here")
-        header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": list(array.shape),
-            "data_offsets": [place, place + len(data)],
-        }
-        parts.append(data)
-        place += len(data)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([struct.pack("<Q", len(text)), text, *parts])

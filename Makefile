@@ -23,8 +23,10 @@ AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 # What `make test` runs: what needs nothing else, and no minutes.
 QUICK := not slow and not gpu and not network and not third_party
 
-# What `make test-slow` runs, and of which folders, with commas between them.
-SLOW ?= slow or left_out
+# `make test-slow` and `make test-clean` run every variant of their tests; with VARIANTS=few those that are
+# not left out. The slow ones are of these folders, with commas between them.
+VARIANTS ?= all
+SLOW := $(if $(filter few,$(VARIANTS)),slow and not left_out,slow or left_out)
 FOLDERS ?= tests,study/tests
 
 # Of each test, `make test-avx2` runs so many variants.
@@ -157,7 +159,7 @@ test-avx2: environment
 # The wheel in fresh environments, with no extra and with each one alone: every public name and command works
 # there, or names its extra.
 test-clean: wheel
-	$(PYTEST) tests/clean
+	$(PYTEST) $(if $(filter few,$(VARIANTS)),-m "not left_out") tests/clean
 
 # The native operators, compiled once more so that a read or write outside of an array, and what C++
 # leaves undefined, ends the tests. GCC's library comes before MXNet's, or no exception could be thrown. The
@@ -276,7 +278,7 @@ wheel: environment
 # The documentation as a site, in build/site. A code block that fails, a warning, a broken link, a public
 # name without a page or a picture without a text stops it. Needs no network but the package index.
 docs: $(VENV)/.docs
-	$(RUN) -m pytest -q tests/site tests/test_migration.py
+	$(PYTEST) tests/site tests/test_migration.py
 	rm -rf build/site build/doctrees
 	$(RUN) -m sphinx --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
 
@@ -288,7 +290,7 @@ $(VENV)/.docs: requirements/docs.txt $(VENV)/.complete
 # with the reason, without Chromium or npm.
 docs-look: docs
 	-command -v npm >/dev/null && npm install --silent --no-save --prefix $(VENV) axe-core@4.14.1
-	$(RUN) -m pytest -q tests/site/look_at_pages.py tests/site/look_at_talk.py
+	$(PYTEST) tests/site/look_at_pages.py tests/site/look_at_talk.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(HOROVOD) $(THIRD_PARTY) $(GPU) $(NEWEST) \

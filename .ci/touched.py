@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EVERYTHING = "everything"
 _SECONDS = 6 * 60 * 60
 
-LIBRARY = "slow docs-look test-clean"  # the targets that see a change of it
+LIBRARY = "slow docs test-clean"  # the targets that see a change of it
 TOOL = f"{LIBRARY} notebooks-check"
 RECORDED = "study/tests/test_page.py study/tests/test_quotes.py"  # numbers of pages and lessons
 
@@ -50,9 +50,9 @@ ROWS = (
      "tests/test_our_networks.py", TOOL),
     ("mpgluon_command.py", "tests/commands", "slow test-clean"),
     ("recipes/", "tests/training tests/data tests/weights tests/test_options.py",
-     "slow docs-look test-clean"),
+     "slow docs test-clean"),
     ("scripts/build_wheel.py", "tests/scripts tests/test_release.py", LIBRARY),
-    ("scripts/", "tests/scripts", "slow docs-look"),
+    ("scripts/", "tests/scripts", "slow docs"),
     ("study/", "study/tests", "slow"),
     ("notebooks/", f"tests/teaching {RECORDED}", "docs-look notebooks-check"),
     ("docs/", f"tests/site {RECORDED}", "docs-look"),
@@ -130,11 +130,14 @@ def targets_of(paths: Iterable[str]) -> list[str]:
     found = {target for path in paths for target in row_of(path)[1]}
     if EVERYTHING in found:
         return ["notebooks-check", "docs-look", "test-clean", "test-slow"]
-    once = ("notebooks-check", "docs-look", "test-clean")
-    targets = [target for target in once if target in found]
+    if "docs-look" in found:  # which makes the site too
+        found.discard("docs")
+    targets = [target for target in ("notebooks-check", "docs", "docs-look") if target in found]
+    if "test-clean" in found:
+        targets.append("test-clean" if "pyproject.toml" in paths else "test-clean VARIANTS=few")
     if "slow" in found:
         slow = tests_of(path for path in paths if "slow" in row_of(path)[1])
-        targets.append(f"test-slow SLOW=slow FOLDERS={','.join(slow)}")
+        targets.append(f"test-slow VARIANTS=few FOLDERS={','.join(slow)}")
     return targets
 
 

@@ -48,6 +48,7 @@ for _ in range(3):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux lists a process's threads")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "mixed_bfloat16"])
 def test_threads_that_copied_images_end_when_a_network_is_called(dtype):

@@ -75,6 +75,7 @@ def test_one_is_built_by_name_for_images_of_other_sizes(name, block, image_size)
     assert net(mx.nd.zeros((2, 3, image_size, image_size))).shape == (2, 7)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "dtype",
     ["float16", *(pytest.param(one, marks=pytest.mark.slow) for one in ("float32", "bfloat16"))],

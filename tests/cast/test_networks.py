@@ -195,7 +195,7 @@ _DEFAULT = {(name, way) for name in _IN_EVERY_WAY for way in WAYS} | {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("name", "way"),
     [

@@ -140,6 +140,7 @@ def test_a_profile_has_the_operators_and_primitives_of_a_format(
     assert not list(folder.glob("*.json"))  # of MXNet's profiler
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 @pytest.mark.usefixtures("native_operators")
 def test_float32_is_plain_mxnet_and_prepared_has_own_operators(printed, folder):

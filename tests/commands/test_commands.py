@@ -111,6 +111,7 @@ def test_a_file_of_names_that_cannot_be_used_is_named(refused, folder, command, 
     assert message in refused(*arguments, *LAST[command])
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_says_where(refused):
     options = ("--image-size=8", "--batch-size=2", "--output=absent/report.html")
     said = refused("diagnose", "mine:small", *options)
@@ -193,6 +194,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(started, folder):
     assert (done.returncode, done.stderr) == (130, "stopped\n")
 
 
+@pytest.mark.slow
 def test_a_file_with_the_name_of_a_network_in_mxnet_does_not_hide_it(printed, folder):
     options = ("--image-size=32", "--classes=3", "--batch-size=1", "--rounds=1", "--no-memory")
     (folder / "resnet18_v1.py").write_text("def net():\n    pass\n")

@@ -28,6 +28,7 @@ def test_what_is_printed_fits_the_width_except_for_python(printed, monkeypatch, 
     assert int(columns) - 30 < longest <= int(columns)
 
 
+@pytest.mark.slow
 def test_two_inputs_and_two_outputs_have_indices_noise_and_a_loss_each(printed):
     output = printed("diagnose", "mine:two", "--input-shape=4,6", "--input-shape=4,7")
     assert "Input: random indices (4, 6), normal noise (4, 7); no data set." in output
@@ -37,6 +38,7 @@ def test_two_inputs_and_two_outputs_have_indices_noise_and_a_loss_each(printed):
         assert layer in output
 
 
+@pytest.mark.slow
 def test_a_function_may_return_its_own_batch(printed):
     output = printed("diagnose", "mine:with_batch")
     assert "Its own batch: (6, 5)." in output

@@ -85,6 +85,7 @@ def test_it_works_where_mxnet_cannot_be_imported(started, folder):
     assert done.stderr.endswith("`mpgluon doctor` says what this machine lacks\n")
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_it_looks_at_this_machine_and_at_a_network_in_the_current_folder(started):
     done = started("doctor", "mine:good")

@@ -77,6 +77,7 @@ def test_ten_classes_are_easy_for_a_nearest_neighbour_of_hues(rendered):
     assert (folder.labels[is_train][distances.argmin(1)] == folder.labels[~is_train]).mean() > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_killed_rendering_is_never_taken_for_complete(tmp_path, end_abruptly):
     end_abruptly(

@@ -161,6 +161,7 @@ def test_a_target_that_holds_something_is_not_overwritten(tmp_path):
     refuses(tmp_path, packed(GOOD), "cannot write")
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_killed_unpacking_is_not_complete_and_the_next_one_clears_it(tmp_path, end_abruptly):
     archive = write_zip(tmp_path, packed([file_member(f"tree/a/{n}.jpg") for n in range(5)]))

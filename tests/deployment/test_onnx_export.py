@@ -71,6 +71,7 @@ def check(name, folder):
     assert half.stat().st_size < (single.stat().st_size + left) / 2 + 0.3 * 2**20
 
 
+@pytest.mark.sampled(3)
 @every_network
 def test_a_network_gives_mxnets_outputs_in_onnxruntime_in_both_formats(name, tmp_path):
     check(name, tmp_path)

@@ -95,6 +95,7 @@ def test_the_file_is_complete_html_that_needs_no_other_file(page, tmp_path):
     assert "net_dense0" in outline.cells
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [lambda: nn.BatchNorm(in_channels=3), lambda: nn.Activation("relu")]
 )

@@ -150,6 +150,7 @@ def test_without_recipes_advice_comes(command, capsys, monkeypatch, tmp_path, ar
     assert capsys.readouterr().err == expected
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_a_command_that_is_called_elsewhere_finds_its_own_recipes(run_folder, tmp_path):
     installed = tmp_path / "installed"  # as by pip install -e, which adds no folder to the path

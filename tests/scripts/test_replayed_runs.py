@@ -34,6 +34,7 @@ def run(*command: object, cwd: Path) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_replay_has_the_threads_that_the_training_had(rendered, tmp_path):
     data = [f"--data-dir={rendered}", "--dataset=shapes", f"--output-dir={tmp_path}"]
     finite_in_part = ["--dtype=float16", "--loss-scale=32768", "--epochs=1"]

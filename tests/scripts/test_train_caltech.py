@@ -140,6 +140,7 @@ def test_a_missing_data_set_names_both_ways_to_one_and_renders_none(script, tmp_
     assert not data.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_a_run_may_be_as_short_as_its_warm_up(script, rendered, tmp_path, epochs):
     given = [*QUICK, "--dataset=shapes", f"--data-dir={rendered}", f"--output-dir={tmp_path}"]
@@ -197,6 +198,7 @@ except SystemExit:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells the cores")

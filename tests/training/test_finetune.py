@@ -106,6 +106,7 @@ def test_photographs_become_a_run_and_the_same_command_leaves_it_as_it_is(
     damaged.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.multiprocess
 def test_ctrl_c_stops_with_a_checkpoint_and_the_same_command_continues(
     photographs, weights, tmp_path

@@ -136,6 +136,7 @@ def test_an_unreadable_photograph_is_named_or_left_out(photographs, tmp_path):
     assert results["unreadable_images"] == [str(damaged)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["removed", "renamed", "another category"])
 def test_a_run_does_not_continue_on_other_images(change, photographs, tmp_path):
     tree, output = tmp_path / "photographs", tmp_path / "run"

@@ -211,6 +211,7 @@ def test_unreadable_images_have_no_answer_and_shift_no_other(shapes, tmp_path):
     assert_answers_of_the_saved_network(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_after_its_last_test_tests_again(shapes, tmp_path, monkeypatch):
     stopped = run(shapes, tmp_path)
     files = ("predictions.csv", "confusion.csv", "results.json")
@@ -226,6 +227,7 @@ def test_a_run_that_ended_after_its_last_test_tests_again(shapes, tmp_path, monk
     assert tests == [1]
 
 
+@pytest.mark.slow
 def test_the_last_test_of_an_uninterrupted_or_resumed_run_is_used(shapes, tmp_path, monkeypatch):
     tests = []
     monkeypatch.setattr(

@@ -48,6 +48,7 @@ def expected(done: Run) -> dict[str, list[tuple[int, float]]]:
     return dict(scalars)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_tensorboard_reads_what_the_history_says(shapes, tmp_path, dtype, request):
     done = run(shapes, tmp_path, dtype=dtype, tensorboard=True)

@@ -9,10 +9,11 @@ import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import nbformat
 from docutils import nodes
+from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from PIL import Image
 from sphinx.application import Sphinx
@@ -72,7 +73,9 @@ class LessonPicture(SphinxDirective):
 
 
 class Exercises(SphinxDirective):
-    """``{exercises}``: the exercises of all lessons, with room to write, and no solutions."""
+    """``{exercises}``: the exercises of all lessons with room to write, or with ``:solutions:``."""
+
+    option_spec: ClassVar = {"solutions": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         """Return a section for each lesson."""
@@ -84,8 +87,11 @@ class Exercises(SphinxDirective):
             link = nodes.container()
             self._parse(f"[{lesson.number} {lesson.title}](../notebooks/{lesson.file})", link)
             section += nodes.title("", "", *link[0].children)
-            for level, text in tasks(nbformat.read(path, as_version=4)):
-                box = nodes.container(classes=["exercise", f"level-{level}"])
+            for level, text, solution in tasks(nbformat.read(path, as_version=4)):
+                if "solutions" in self.options:
+                    box, text = nodes.container(), f"{text}\n\nSolution:\n\n{solution}"
+                else:
+                    box = nodes.container(classes=["exercise", f"level-{level}"])
                 self._parse(text, box)
                 section += box
             sections.append(section)
@@ -109,13 +115,18 @@ def exercises(notebook: Any) -> dict[str, int]:
     return {number: int(level) for number, level in _EXERCISE.findall(_text_of(notebook))}
 
 
-def tasks(notebook: Any) -> Iterator[tuple[int, str]]:
-    """Yield the level of each exercise, and its Markdown with the code that it begins with."""
-    for cell, after in zip(notebook.cells, notebook.cells[1:]):
+def tasks(notebook: Any) -> Iterator[tuple[int, str, str]]:
+    """Yield of each exercise its level, its Markdown with the code to begin with, its solution."""
+    for cell, after, solution in zip(notebook.cells, notebook.cells[1:], notebook.cells[2:]):
         found = _EXERCISE.match(cell.source)
         if cell.cell_type == "markdown" and found:
             code = _ANSWER.sub("", after.source).strip()
-            yield int(found[2]), cell.source + (f"\n\n```python\n{code}\n```" if code else "")
+            text = cell.source + (f"\n\n{_as_code(code)}" if code else "")
+            yield int(found[2]), text, _as_code(solution.source.removeprefix("%%checked\n"))
+
+
+def _as_code(text: str) -> str:
+    return f"```python\n{text}\n```"
 
 
 def abilities(notebook: Any) -> list[str]:

@@ -176,10 +176,11 @@ def apply_policy(
             f"the policy {policy} has nothing in 16 bits; a plain network computes in FP32, and "
             "mpgluon.restore(net) takes a cast off"
         )
-    plan = plan_of(_uncast(net), policy, keep_fp32, compute_16)
+    network, device_type = _uncast(net), device_type_of(net)
+    plan = plan_of(network, device_type, policy, keep_fp32, compute_16)
     # Nothing is refused from here on.
     mx.nd.waitall()  # a running inference may change the layout of a weight
-    if plan.device_type == "cpu":
+    if device_type == "cpu":
         kernels.load()
     network_cast = NetworkCast(policy, net, undo=partial(restore, net))
     _warn_of_float64(plan.parameters)

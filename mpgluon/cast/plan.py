@@ -10,14 +10,7 @@ from collections.abc import Iterable, Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Union
 
-from mpgluon.base.blocks import (
-    NamedBlocks,
-    blocks_of,
-    device_type_of,
-    fitting,
-    is_mxnets_own,
-    is_numpy,
-)
+from mpgluon.base.blocks import NamedBlocks, blocks_of, fitting, is_mxnets_own, is_numpy
 from mpgluon.cast.arithmetic import policy_arithmetic
 from mpgluon.cast.block_formats import Attributes, learned_format
 from mpgluon.cast.given import is_given, weights_of_layers
@@ -115,7 +108,6 @@ class NetworkPlan(NamedTuple):
         Parents first.
     operators_fp32, operators_16 : tuple of str
         The operators that ``keep_fp32`` and ``compute_16`` name.
-    device_type : str
     arithmetic : {"native", "emulated"}
         Whether the device computes products in the format.
     parameters : list of Parameter
@@ -127,7 +119,6 @@ class NetworkPlan(NamedTuple):
     blocks: list[BlockPlan]
     operators_fp32: tuple[str, ...]
     operators_16: tuple[str, ...]
-    device_type: str
     arithmetic: str
     parameters: list[gluon.Parameter]
     narrowed: list[gluon.Parameter]
@@ -162,7 +153,11 @@ def _as_collections(
 
 
 def plan_of(
-    network: NamedBlocks, policy: Policy, keep_fp32: KeepFP32, compute_16: Iterable[str]
+    network: NamedBlocks,
+    device_type: str,
+    policy: Policy,
+    keep_fp32: KeepFP32,
+    compute_16: Iterable[str],
 ) -> NetworkPlan:
     """Return the plan of a cast of a network that is not cast.
 
@@ -189,7 +184,6 @@ def plan_of(
     products = [block for block in blocks if isinstance(block, _PRODUCTS)]
     edges = products[:1] + products[-1:]
     rules = rules_of(network, governed - whole, operators_fp32, operators_16)
-    device_type = device_type_of(network.net)
     arithmetic = policy_arithmetic(policy, device_type).kind
     graphs = _imported_graphs(block for block in blocks if block not in whole)
     entries = [
@@ -212,7 +206,6 @@ def plan_of(
         blocks=entries,
         operators_fp32=operators_fp32,
         operators_16=operators_16,
-        device_type=device_type,
         arithmetic=arithmetic,
         parameters=parameters,
         narrowed=_parameters_to_narrow(parameters, policy.param_dtype, entries),

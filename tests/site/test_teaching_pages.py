@@ -147,10 +147,13 @@ def test_each_lesson_says_what_it_needs_takes_and_gives():
 
 def test_the_sheet_of_exercises_has_each_with_its_code_and_without_its_solution():
     for notebook in NOTEBOOKS.values():
-        texts = [text for _, text in lessons.tasks(notebook)]
+        tasks = list(lessons.tasks(notebook))
+        texts = [text for _, text, _ in tasks]
         assert [text[2:6] for text in texts] == list(lessons.exercises(notebook))
         assert not re.search(r"answer = |check\(|<details>", "".join(texts))
-    (repaired,) = [t for _, t in lessons.tasks(NOTEBOOKS["09"]) if "**09.3**" in t]
+        for number, (_, _, solution) in zip(lessons.exercises(notebook), tasks):
+            assert f'assert check("{number}", ' in solution
+    (repaired,) = [t for _, t, _ in lessons.tasks(NOTEBOOKS["09"]) if "**09.3**" in t]
     assert repaired.endswith("    trainer.step(batch_size)\n```")
 
 

@@ -38,7 +38,10 @@ def test_the_tests_of_every_row_exist():
     ("paths", "tests", "targets"),
     [
         (["mpgluon/cast/plan.py", "tests/cast/test_block.py"], ["tests/cast"],
-         ["docs", "test-clean VARIANTS=few", "test-slow VARIANTS=few FOLDERS=tests/cast"]),
+         ["docs", "test-slow VARIANTS=few FOLDERS=tests/cast"]),
+        (["mpgluon/kernels/flags.h"], ["tests/kernels", "tests/test_kernels.py", "tests/graph"],
+         ["docs", "test-clean VARIANTS=few",
+          "test-slow VARIANTS=few FOLDERS=tests/kernels,tests/test_kernels.py,tests/graph"]),
         (["tests/clean/every_name.py"], [], ["test-clean VARIANTS=few"]),
         (["pyproject.toml", "docs/gpu.md"],
          ["tests/test_release.py", "tests/site", *RECORDED],

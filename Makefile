@@ -24,9 +24,10 @@ AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 QUICK := not slow and not gpu and not network and not third_party
 
 # `make test-slow` and `make test-clean` run every variant of their tests; with VARIANTS=few those that are
-# not left out. The slow ones are of these folders, with commas between them.
+# not left out, and of a slow test at most four. The slow ones are of these folders, with commas between them.
 VARIANTS ?= all
 SLOW := $(if $(filter few,$(VARIANTS)),slow and not left_out,slow or left_out)
+OF_EACH := $(if $(filter few,$(VARIANTS)),--cases 4)
 FOLDERS ?= tests,study/tests
 
 # Of each test, `make test-avx2` runs so many variants.
@@ -187,7 +188,7 @@ fuzz: environment
 comma := ,
 test-slow: environment
 	folders="$(filter-out study/tests,$(subst $(comma), ,$(FOLDERS)))"; test -z "$$folders" || \
-		$(PYTEST) -m "($(SLOW)) and not gpu and not network and not third_party" \
+		$(PYTEST) -m "($(SLOW)) and not gpu and not network and not third_party" $(OF_EACH) \
 		--ignore=tests/distributed/test_slurm.py $$folders || test $$? = 5  # pytest's status without a test
 	$(if $(findstring study/tests,$(FOLDERS)),$(PYTEST) -m "$(QUICK) or slow" study/tests)
 

@@ -24,7 +24,7 @@ AVX2 := DNNL_MAX_CPU_ISA=AVX2 MPGLUON_NATIVE=x86-64-v3
 QUICK := not slow and not gpu and not network and not third_party
 
 # `make test-slow` and `make test-clean` run every variant of their tests; with VARIANTS=few those that are
-# not left out, and of a slow test at most four. The slow ones are of these folders, with commas between them.
+# not left out, and the slow ones among at most four of each test. Slow tests are of these folders, with commas.
 VARIANTS ?= all
 SLOW := $(if $(filter few,$(VARIANTS)),slow and not left_out,slow or left_out)
 OF_EACH := $(if $(filter few,$(VARIANTS)),--cases 4)

@@ -21,7 +21,7 @@ EVERYTHING = "everything"
 _SECONDS = 6 * 60 * 60
 
 INNER = "slow docs"  # the targets that see a change of the library's inside
-LIBRARY = f"{INNER} test-clean"  # of a public name, of what the wheel holds, or of an extra
+LIBRARY = f"{INNER} test-clean"  # of a public name, the wheel or an extra
 TOOL = f"{LIBRARY} notebooks-check"
 RECORDED = "study/tests/test_page.py study/tests/test_quotes.py"  # numbers of pages and lessons
 

@@ -203,7 +203,7 @@ def apply_policy(
             entry.graph.attach()
         if entry.computes_fp32 or entry.is_governed or block is net:
             PolicyForward(entry, network_cast)
-    guard([entry.block for entry in plan.blocks], plan.parameters, network_cast, restore)
+    guard(network.blocks, plan.parameters, network_cast, restore)
     return report_of(plan)
 
 

@@ -199,7 +199,6 @@ except SystemExit:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
 @pytest.mark.multiprocess
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only Linux tells the cores")
 @pytest.mark.parametrize(

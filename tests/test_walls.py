@@ -260,9 +260,9 @@ LINES = {
     "mpgluon": 18_967,
     "mpgluon_tools": 18_553,
     "recipes": 5_453,
-    "study": 18_537,
+    "study": 18_618,
     "scripts": 454,
-    "tests": 54_834,
+    "tests": 54_833,
 }
 LINES_LOADED = {"mpgluon": 8_002, "mpgluon.amp": 12_093}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

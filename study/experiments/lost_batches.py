@@ -27,6 +27,7 @@ from recipes.training.steps import evaluate
 from study.experiments import caltech101, cifar10, imagenet_weights
 from study.experiments.cells import mean_and_interval, one_or_range, plus_minus
 from study.experiments.experiment import Experiment, Group, Outcome, Place, Records
+from study.experiments.figures import draw_pairs
 from study.experiments.photographs import whole_tree
 from study.experiments.statistics import CONFIDENCE, SignFlips, holm, sign_flips
 from study.experiments.training_runs import PER_CLASS, config_of, run_beside, train_or_find
@@ -101,11 +102,14 @@ class Task:
     Attributes
     ----------
     name, title : str
+    images : str
     recipe : TrainingConfig
     figure : str
         The accuracy that is compared: a figure of the outcome.
     seeds : sequence of int
-    images : callable
+    rows : sequence of str
+        Its arms, of ``ROWS`` and in that order.
+    images_of : callable
         Returns the folder of images of a place.
     experiment : callable
         Takes name, config and run, returns an experiment.
@@ -113,10 +117,12 @@ class Task:
 
     name: str
     title: str
+    images: str
     recipe: TrainingConfig
     figure: str
     seeds: Sequence[int]
-    images: Callable[[Place], Path]
+    rows: Sequence[str]
+    images_of: Callable[[Place], Path]
     experiment: Callable[..., Experiment]
 
 
@@ -134,18 +140,22 @@ TASKS = (
     Task(
         "cifar10",
         "ResNet-20 on CIFAR-10, three epochs",
+        "CIFAR-10",
         replace(cifar10.RECIPE, epochs=3, warmup_epochs=1),
         "test_accuracy",
         range(10),
+        tuple(ROWS),
         cifar10.images_of,
         _of_cifar10,
     ),
     Task(
         "caltech101",
         "EfficientNet-Lite0 with ImageNet's weights on Caltech 101",
+        "Caltech 101",
         imagenet_weights.RECIPE,
         PER_CLASS,
         range(5, 15),  # the first five raised the question
+        tuple(row for row in ROWS if row in (BASE, *_MAIN)),
         whole_tree,
         _of_caltech101,
     ),
@@ -167,7 +177,7 @@ def experiment_of(task: Task, row: str, seed: int) -> Experiment:
 def _run(task: Task, row: str, config: TrainingConfig, place: Place) -> Outcome:
     if config.pretrained is not None:
         config = replace(config, pretrained=str(imagenet_weights.weights_of(place)))
-    images, scale = task.images(place), None
+    images, scale = task.images_of(place), None
     if row == DROPPED:
         scale = DroppedSteps(_skipped_steps(task, config.seed, place))
     per_class = task.figure == PER_CLASS
@@ -205,6 +215,10 @@ def _tested_in_float32(config: TrainingConfig, place: Place) -> dict[str, float]
     }
 
 
+def _experiments(task: Task) -> list[Experiment]:
+    return [experiment_of(task, row, seed) for seed in task.seeds for row in task.rows]
+
+
 @dataclass(frozen=True)
 class _LostBatches:
     """The runs that exist, and results computed from them."""
@@ -215,9 +229,7 @@ class _LostBatches:
     def complete(self) -> list[Task]:
         """The tasks of which all runs have a record: others are not looked at."""
         return [
-            task
-            for task in TASKS
-            if all(_name(task, row, seed) in self.records for row in ROWS for seed in task.seeds)
+            task for task in TASKS if all(one.name in self.records for one in _experiments(task))
         ]
 
     def values(self, task: Task, row: str, figure: str) -> Any:
@@ -225,30 +237,19 @@ class _LostBatches:
         runs = (self.records[_name(task, row, seed)].outcome.figures for seed in task.seeds)
         return np.array([figures[figure] for figures in runs])
 
-    def compare(self, row: str, base: str = BASE, task: Optional[Task] = None) -> SignFlips:
-        """Test a row against another in points, over all complete tasks or in one."""
-        return self._test(
-            [
-                self.values(one, row, one.figure) - self.values(one, base, one.figure)
-                for one in self._tasks(task)
-            ]
-        )
+    def minus(self, row: str, base: str, task: Task) -> Any:
+        """Return a row's accuracies minus another's, in points, by seed."""
+        return 100 * (self.values(task, row, task.figure) - self.values(task, base, task.figure))
 
-    def compare_tests(self, row: str, task: Optional[Task] = None) -> SignFlips:
-        """Test the accuracy of a row's FP32 values in FP32 against the one in its own format."""
-        return self._test(
-            [
-                self.values(one, row, f"float32_{one.figure}") - self.values(one, row, one.figure)
-                for one in self._tasks(task)
-            ]
-        )
+    def in_float32(self, row: str, task: Task) -> Any:
+        """Return a row's accuracies in FP32 minus those in its own format, in points, by seed."""
+        tested = self.values(task, row, f"float32_{task.figure}")
+        return 100 * (tested - self.values(task, row, task.figure))
 
-    def _tasks(self, task: Optional[Task]) -> Sequence[Task]:
-        return self.complete if task is None else [task]
-
-    @staticmethod
-    def _test(differences: Sequence[Any]) -> SignFlips:
-        return sign_flips([100 * one for one in differences], equal_weights=True)
+    def compare(self, row: str, base: str = BASE) -> SignFlips:
+        """Test a row against another in all complete tasks that have it."""
+        tasks = [task for task in self.complete if row in task.rows]
+        return _test([self.minus(row, base, task) for task in tasks])
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of arms by task."""
@@ -257,29 +258,19 @@ class _LostBatches:
                 task.title,
                 _NAMES[row],
                 plus_minus([100 * one for one in self.values(task, row, task.figure)], 2),
-                "-" if row == BASE else mean_and_interval(self.compare(row, task=task)),
-                mean_and_interval(self.compare_tests(row, task)),
+                "-" if row == BASE else mean_and_interval(_test([self.minus(row, BASE, task)])),
+                mean_and_interval(_test([self.in_float32(row, task)])),
                 self._skipped(task, row),
                 f"`{_GROUP}/{task.name}/{row}`",
             ]
             for task in self.complete
             for row in _NAMES
+            if row in task.rows
         ]
 
     def _skipped(self, task: Task, row: str) -> str:
         steps = self.values(task, row, "steps")[0]
         return f"{one_or_range(self.values(task, row, 'skipped_steps').tolist())} of {steps:,}"
-
-    def verdict(self, row: str) -> str:
-        """Return the result of the protocol's tests of a row in all complete tasks."""
-        found, p = self.compare(row), self.corrected.get(row)
-        words = []
-        if (found.p if p is None else p) < 1 - CONFIDENCE:
-            words.append("less than FP32" if found.mean < 0 else "more than FP32")
-        if found.lower > -MARGIN and found.upper < MARGIN:
-            words.append(f"equal within {MARGIN} points")
-        text = ", and ".join(words) or "not decided"
-        return text if len(self.complete) == len(TASKS) else f"{text} (one of two tasks)"
 
     @property
     def batches_are_the_cause(self) -> bool:
@@ -300,21 +291,64 @@ class _LostBatches:
         """The p-values of the three main comparisons after Holm's correction."""
         return dict(zip(_MAIN, holm([self.compare(row).p for row in _MAIN])))
 
+    @cached_property
+    def comparisons(self) -> list[tuple[str, dict[str, Any], SignFlips, float]]:
+        """The protocol's tests: a title, the differences by task, their test, the p-value.
+
+        The p-values of the main comparisons are corrected.
+        """
+
+        def compared(
+            title: str, row: str, differences: Callable[[Task], Any], p: Optional[float] = None
+        ) -> tuple[str, dict[str, Any], SignFlips, float]:
+            by_task = {one.images: differences(one) for one in self.complete if row in one.rows}
+            test = _test([*by_task.values()])
+            return title, by_task, test, test.p if p is None else p
+
+        if not self.complete:
+            return []
+        return [
+            *(
+                compared(f"{_NAMES[row]}, minus FP32", row, partial(self.minus, row, BASE),
+                         self.corrected.get(row))
+                for row in _NAMES if row != BASE
+            ),
+            compared("FP16, measured minus dynamic", MEASURED,
+                     partial(self.minus, MEASURED, DYNAMIC)),
+            compared("FP16, dynamic, tested in FP32 minus in FP16", DYNAMIC,
+                     partial(self.in_float32, DYNAMIC)),
+        ]  # fmt: skip
+
     def pooled_table(self) -> list[list[str]]:
-        """Return the cells of the table of tests over all complete tasks."""
-        rows = []
-        for row in _NAMES if self.complete else ():
-            if row != BASE:
-                found = self.compare(row)
-                rows.append([
-                    _NAMES[row], str(found.pairs), mean_and_interval(found),
-                    f"{self.corrected.get(row, found.p):.2g}", self.verdict(row),
-                ])  # fmt: skip
-        return rows
+        """Return the cells of the table of comparisons."""
+        return [
+            [title, f"{test.pairs} ({', '.join(by_task)})", mean_and_interval(test),
+             f"{p:.2g}", _verdict(test, p)]
+            for title, by_task, test, p in self.comparisons
+        ]  # fmt: skip
+
+
+def _test(differences: Sequence[Any]) -> SignFlips:
+    return sign_flips(differences, equal_weights=True)
+
+
+def _verdict(found: SignFlips, p: float) -> str:
+    words = []
+    if p < 1 - CONFIDENCE:
+        words.append("lower" if found.mean < 0 else "higher")
+    if found.lower > -MARGIN and found.upper < MARGIN:
+        words.append(f"equal within {MARGIN} points")
+    return ", and ".join(words) or "not decided"
+
+
+def _draw(figure: Any, records: Records) -> None:
+    compared = _LostBatches(records).comparisons
+    draw_pairs(figure, [(title, by_task, test) for title, by_task, test, _ in compared], MARGIN)
 
 
 GROUP = Group(
     _GROUP,
-    [experiment_of(task, row, seed) for task in TASKS for seed in task.seeds for row in ROWS],
+    [one for task in TASKS for one in _experiments(task)],
     _LostBatches,
+    {"lost-batches": _draw},
 )

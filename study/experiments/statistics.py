@@ -179,7 +179,7 @@ def sign_flips(experiments: Sequence[Any], *, equal_weights: bool = False) -> Si
 
     def end(direction: int) -> float:
         inside, outside = mean, mean + direction * float(np.ptp(differences))
-        for _ in range(40):
+        for _ in range(24):  # to a ten-millionth of the range
             middle = (inside + outside) / 2
             if p_value(middle) > 1 - CONFIDENCE:
                 inside = middle
@@ -191,8 +191,11 @@ def sign_flips(experiments: Sequence[Any], *, equal_weights: bool = False) -> Si
 
 
 def _with_all_signs(values: Any) -> Any:
-    """Return the sums of some numbers with all choices of signs, shape (2 ** numbers,)."""
-    sums = np.zeros(1)
-    for value in values:
+    """Return the sums of numbers with all choices of signs but the first's, which is +.
+
+    The others are these sums negated. Shape (2 ** (numbers - 1),).
+    """
+    sums = np.asarray(values[:1], dtype=float)
+    for value in values[1:]:
         sums = np.concatenate([sums + value, sums - value])
     return sums

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from recipes.data import render_shapes
 from study.experiments.experiment import Outcome, Place
-from study.experiments.lost_batches import GROUP, ROWS, TASKS, DroppedSteps, experiment_of
+from study.experiments.lost_batches import GROUP, TASKS, DroppedSteps, experiment_of
 
 CIFAR10, CALTECH101 = TASKS
 
@@ -27,7 +28,7 @@ def records_of(record_of, differences, tasks=TASKS):
     """Records in which an arm differs from FP32 by so many points in each seed."""
     records = {}
     for task in tasks:
-        for row in ROWS:
+        for row in task.rows:
             for place, seed in enumerate(task.seeds):
                 one = experiment_of(task, row, seed)
                 more = differences.get(row, [0.0])
@@ -44,13 +45,13 @@ def test_arms_of_a_seed_differ_in_format_and_loss_scale_alone():
         config = {key: value for key, value in one.config.items() if key not in arithmetic}
         assert config == common.setdefault((task, seed), config)
     assert len({json.dumps(one.config) for one in GROUP.experiments}) == len(GROUP.experiments)
-    assert len(GROUP.experiments) == len(ROWS) * 20
+    assert len(GROUP.experiments) == 10 * len(CIFAR10.rows) + 10 * len(CALTECH101.rows) == 100
 
 
 def test_runs_of_one_seed_alone_come_from_one_kind_of_processor():
     blocks = Counter(one.block for one in GROUP.experiments)
     assert blocks == {
-        f"lost_batches/{task.name}/*/seed-{seed}": len(ROWS)
+        f"lost_batches/{task.name}/*/seed-{seed}": len(task.rows)
         for task in TASKS
         for seed in task.seeds
     }
@@ -74,9 +75,7 @@ def test_a_task_is_looked_at_when_all_its_runs_are_there(record_of):
     records = records_of(record_of, {}, tasks=[CIFAR10])
     view = GROUP.view(records)
     assert view.complete == [CIFAR10]
-    assert {row[-1] for row in view.pooled_table()} == {
-        "equal within 0.25 points (one of two tasks)"
-    }
+    assert {row[1] for row in view.pooled_table()} == {"10 (CIFAR-10)"}
     last = experiment_of(CIFAR10, "bfloat16", CIFAR10.seeds[-1]).name
     del records[last]
     assert GROUP.view(records).complete == []
@@ -85,36 +84,43 @@ def test_a_task_is_looked_at_when_all_its_runs_are_there(record_of):
 
 def test_verdicts_are_those_of_the_protocol(record_of):
     noise = [-0.1, 0.1]
-    view = GROUP.view(
-        records_of(
-            record_of,
-            {
-                "float16-dynamic": [-0.5, -0.3],
-                "float16-measured": noise,
-                "float16-static": [-1.5, 1.4],
-                "float32-dropped": [-0.2, 0.0],
-                "bfloat16": [0.4, 0.6],
-            },
-        )
+    records = records_of(
+        record_of,
+        {
+            "float16-dynamic": [-0.5, -0.3],
+            "float16-measured": noise,
+            "float16-static": [-1.5, 1.4],
+            "float32-dropped": [-0.2, 0.0],
+            "bfloat16": [0.4, 0.6],
+        },
     )
-    cells = {row[0]: row[1:] for row in view.pooled_table()}
-    assert cells["FP16, measured loss scale"][0] == "20"
-    assert {name: row[-1] for name, row in cells.items()} == {
-        "FP16, dynamic loss scale": "less than FP32",
-        "FP16, measured loss scale": "equal within 0.25 points",
-        "FP16, static loss scale of 128": "not decided",
-        "FP32 without the batches that FP16 skipped": (
-            "less than FP32, and equal within 0.25 points"
+    view = GROUP.view(records)
+    both, cifar10 = "20 (CIFAR-10, Caltech 101)", "10 (CIFAR-10)"
+    assert {title: (pairs, found) for title, pairs, _, _, found in view.pooled_table()} == {
+        "FP16, dynamic loss scale, minus FP32": (both, "lower"),
+        "FP16, measured loss scale, minus FP32": (both, "equal within 0.25 points"),
+        "FP16, static loss scale of 128, minus FP32": (cifar10, "not decided"),
+        "FP32 without the batches that FP16 skipped, minus FP32": (
+            both,
+            "lower, and equal within 0.25 points",
         ),
-        "BF16": "more than FP32",
+        "BF16, minus FP32": (cifar10, "higher"),
+        "FP16, measured minus dynamic": (both, "higher"),
+        "FP16, dynamic, tested in FP32 minus in FP16": (both, "equal within 0.25 points"),
     }
     table = view.table()
-    assert len(table) == len(TASKS) * len(ROWS)
+    assert len(table) == len(CIFAR10.rows) + len(CALTECH101.rows)
     assert table[0][:2] == [CIFAR10.title, "FP32"]
     assert table[0][3] == "-"
     assert view.compare("float16-measured", "float16-dynamic").lower > 0.25
     assert view.batches_are_the_cause
     assert view.measured_becomes_the_default
+    figure = Figure()
+    GROUP.pictures["lost-batches"](figure, records)
+    axes = figure.axes[0]
+    seeds = [len(line.get_xdata()) for line in axes.lines if line.get_marker() in ("o", "s")]
+    assert seeds == [10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10, 10]
+    assert [one.get_text() for one in axes.texts] == [row[0] for row in view.pooled_table()]
     better = {"float32-dropped": [0.3, 0.4], "float16-measured": [-0.5, -0.4]}
     view = GROUP.view(records_of(record_of, better))
     assert not view.batches_are_the_cause
@@ -125,7 +131,7 @@ def test_verdicts_are_those_of_the_protocol(record_of):
 def test_float32_drops_the_steps_that_float16_skipped(tmp_path):
     images = render_shapes(tmp_path, images_per_class=12)
     recipe = replace(CIFAR10.recipe, epochs=2, train_per_class=8, batch_size=16, shifts=False)
-    task = replace(CIFAR10, recipe=recipe, images=lambda _: images)
+    task = replace(CIFAR10, recipe=recipe, images_of=lambda _: images)
     skipped, outcomes = {}, {}
     for row in ("float16-dynamic", "float32", "float32-dropped"):
         one = experiment_of(task, row, 0)

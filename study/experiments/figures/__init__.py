@@ -16,11 +16,12 @@ from study.experiments.figures.runs import (
     draw_differences,
     draw_learning,
     draw_loss_scales,
+    draw_pairs,
     draw_rows,
 )
 from study.experiments.figures.sequences import draw_recurrent, draw_sequences
 
 __all__ = ["WIDTH", "draw_accuracies", "draw_batch_doubling", "draw_curves", "draw_data_flow",
            "draw_differences", "draw_engines", "draw_growing_resolution", "draw_layers",
-           "draw_learning", "draw_loss_scales", "draw_recurrent", "draw_rows", "draw_sequences",
-           "draw_step_times", "draw_two_losses"]  # fmt: skip
+           "draw_learning", "draw_loss_scales", "draw_pairs", "draw_recurrent", "draw_rows",
+           "draw_sequences", "draw_step_times", "draw_two_losses"]  # fmt: skip

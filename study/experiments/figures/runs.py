@@ -12,7 +12,7 @@ from study.experiments.experiment import Outcome, Record
 from study.experiments.figures.looks import BELOW, LOOKS, WIDTH, finite, line_of, step_curve
 
 __all__ = ["draw_accuracies", "draw_curves", "draw_differences", "draw_learning",
-           "draw_loss_scales", "draw_rows"]  # fmt: skip
+           "draw_loss_scales", "draw_pairs", "draw_rows"]  # fmt: skip
 
 _SEED_STYLES = ("-", "--", ":", "-.", (0, (6, 1)))
 _SMOOTHED_STEPS = 20  # an epoch
@@ -51,6 +51,43 @@ def draw_differences(figure: Any, rows: Sequence[tuple[str, Sequence[Any]]]) -> 
     axes.grid(axis="x", color="0.92")
     axes.set_axisbelow(True)
     figure.legend(**BELOW, ncols=2)
+
+
+def draw_pairs(
+    figure: Any, rows: Sequence[tuple[str, Mapping[str, Any], Any]], margin: float
+) -> None:
+    """Draw each pair's difference as a mark, and their means with intervals, in points.
+
+    Parameters
+    ----------
+    figure : Figure
+        An empty one, with a constrained layout.
+    rows : sequence of str, mapping of str to array, and object with ``mean``, ``lower``, ``upper``
+        A title, the differences by task, and the mean of all.
+    margin : float
+        Differences within it count as none; a band.
+    """
+    figure.set_size_inches(WIDTH, 1.2 + 0.62 * len(rows))
+    axes = figure.subplots()
+    axes.axvspan(-margin, margin, color="0.9", linewidth=0, label=f"within {margin} points")
+    axes.axvline(0, color="0.6", linewidth=1)
+    looks = [{"marker": "o", "color": _MARK}, {"marker": "s", "color": "#D55E00"}]
+    for place, (title, of_task, found) in enumerate(rows):
+        axes.text(0.01, place - 0.32, title, transform=axes.get_yaxis_transform(), va="center")
+        for (task, differences), look in zip(of_task.items(), looks):
+            axes.plot(differences, [place] * len(differences), linestyle="none", markersize=4.5,
+                      markerfacecolor="none", label=f"a seed, {task}", **look)  # fmt: skip
+        ends = [[found.mean - found.lower], [found.upper - found.mean]]
+        axes.errorbar(found.mean, place + 0.24, xerr=ends, fmt="D", color="black", markersize=5,
+                      capsize=3, label="mean, 95 % interval")  # fmt: skip
+    axes.set_ylim(len(rows) - 0.55, -0.6)
+    axes.set_yticks([])
+    axes.set_xlabel("difference of the test accuracies (points)")
+    axes.grid(axis="x", color="0.92")
+    axes.set_axisbelow(True)
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(labels, handles))
+    figure.legend(once.values(), once, **BELOW, ncols=2)
 
 
 def draw_accuracies(

@@ -62,6 +62,42 @@ def test_the_largest_number_is_that_of_the_backward_pass(operand):
     assert amp.step_flags(trainer).largest == max(24, of_weight)
 
 
+def dense_networks(count):
+    nets = [in_sequence(nn.Dense(1, in_units=2, use_bias=False)) for _ in range(count)]
+    for net in nets:
+        net.initialize(mx.init.Constant(0.5))
+        amp.autocast(net)
+    return nets
+
+
+@pytest.mark.parametrize("factors", [(3, 48), (48, 3)])
+@pytest.mark.usefixtures("native_operators")
+def test_the_largest_number_is_that_of_both_networks_of_a_trainer(factors):
+    nets = dense_networks(2)
+    parameters = [one for net in nets for one in net.collect_params().values()]
+    trainer = gluon.Trainer(parameters, "sgd", {"learning_rate": 1})
+    amp.init_trainer(trainer, mpgluon.MeasuredLossScale(init_scale=8.0))
+    with autograd.record():
+        loss = sum(net(mx.nd.ones((1, 2))) * factor for net, factor in zip(nets, factors))
+        with amp.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    trainer.step(1)
+    assert amp.step_flags(trainer).largest == 8 * 48
+
+
+@pytest.mark.parametrize("factors", [(3, 48), (48, 3)])
+@pytest.mark.usefixtures("native_operators")
+def test_a_scale_that_two_trainers_share_fits_the_larger_gradients(factors):
+    shared = mpgluon.MeasuredLossScale(init_scale=8.0, margin=3)
+    nets = dense_networks(2)
+    trainers = [trainer_of(net, shared) for net in nets]
+    for net, trainer, factor in zip(nets, trainers, factors):
+        with autograd.record(), amp.scale_loss(net(mx.nd.ones((1, 2))) * factor, trainer) as scaled:
+            scaled.backward()
+        trainer.step(1)
+    assert shared.scale == 2.0**7  # 48 * 2**7 * 2**3 is below 65504, and twice that is not
+
+
 @HOW
 @BOTH
 @pytest.mark.parametrize("factor", [2.0**-10, 1.0, 2.0**12])

@@ -62,10 +62,11 @@ def test_a_fault_is_found_by_a_failing_test_and_otherwise_named(tmp_path):
     ]
 
 
-def test_the_names_in_the_list_are_unique_and_its_files_and_tests_exist():
+def test_the_names_in_the_list_are_unique_and_its_texts_and_tests_exist():
     faults = read_faults(FAULTS)
     names = [fault.name.split()[0] for fault in faults]
     assert len(names) == len(set(names)) > 100
     for fault in faults:
         paths = [fault.file, *fault.tests]
         assert [path for path in paths if not (ROOT / path).exists()] == [], fault.name
+        assert fault.source(), fault.name  # raises where the file has its text not once

@@ -95,13 +95,15 @@ test: environment lint
 	$(CHECK_NOTEBOOKS) 00 01 04 09
 
 # With WITH, the tests of what the environment lacks, and these alone: make test WITH=peers.
-# Against PyTorch and MMA-Sim, and ONNX files in OpenVINO; the benchmark then has both as peers.
+# Against PyTorch and MMA-Sim, ONNX files in OpenVINO, and the programs that leave MXNet; the benchmark then has
+# PyTorch and OpenVINO as peers.
 else ifeq ($(WITH),peers)
 test: environment $(PEERS)/.complete
 	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
 		study/tests/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
 		study/tests/test_tensor_core_training.py \
-		tests/deployment/test_openvino.py study/tests/test_onnx_peer.py
+		tests/deployment/test_openvino.py tests/deployment/test_parity.py tests/deployment/test_torch_export.py \
+		tests/deployment/test_torch_training.py study/tests/test_onnx_peer.py
 
 else ifeq ($(WITH),horovod)
 test: $(HOROVOD)/.complete

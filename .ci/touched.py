@@ -26,7 +26,8 @@ TOOL = f"{LIBRARY} notebooks-check"
 RECORDED = "study/tests/test_page.py study/tests/test_quotes.py"  # numbers of pages and lessons
 
 # The beginning of a path, its tests, and the targets that see it too. The first
-# row that fits counts. "slow" stands for the slow tests of the same folders.
+# row that fits counts. "slow" stands for the slow tests of the same folders, "peers" for the tests
+# that need PyTorch.
 ROWS = (
     ("mpgluon/kernels/", "tests/kernels tests/test_kernels.py tests/graph", LIBRARY),
     ("mpgluon/formats/", "tests/formats", INNER),
@@ -46,6 +47,7 @@ ROWS = (
     ("mpgluon_tools/report/", "tests/diagnostics", TOOL),
     ("mpgluon_tools/deployment/", "tests/deployment", TOOL),
     ("mpgluon_tools/onnx/", "tests/deployment", TOOL),
+    ("mpgluon_tools/leaving/", "tests/deployment", f"{TOOL} peers"),
     ("mpgluon_tools/serving/", "tests/deployment tests/commands", LIBRARY),
     ("mpgluon_tools/", "tests/test_plots.py tests/test_tables.py tests/test_parameter_files.py "
      "tests/test_our_networks.py", TOOL),
@@ -59,6 +61,7 @@ ROWS = (
     ("docs/", f"tests/site {RECORDED}", "docs-look"),
     ("tests/site/", "tests/site", "docs-look"),
     ("tests/clean/", "", "test-clean"),
+    ("tests/deployment/test_torch_", "tests/deployment", "slow peers"),
     ("pyproject.toml", "tests/test_release.py", LIBRARY),
     ("data/", "tests/data", ""),
     (".ci/", "tests/test_touched.py", ""),
@@ -139,6 +142,8 @@ def targets_of(paths: Iterable[str]) -> list[str]:
     if "slow" in found:
         slow = tests_of(path for path in paths if "slow" in row_of(path)[1])
         targets.append(f"test-slow VARIANTS=few FOLDERS={','.join(slow)}")
+    if "peers" in found:
+        targets.append("test WITH=peers")
     return targets
 
 

@@ -193,16 +193,18 @@ def test_init_refuses_what_it_cannot_use(wishes, message):
 
 
 @BOTH
-@pytest.mark.parametrize("options", [{}, {"cast_optional_params": True}])
-def test_convert_hybrid_block_returns_a_copy_with_the_bits_of_a_cast(hybridize, options):
+@pytest.mark.parametrize("is_cast", [False, True])
+def test_convert_hybrid_block_returns_a_copy_with_the_bits_of_a_cast(hybridize, is_cast):
     net, images = make_net(), batch()[0]
     if hybridize:
         net.hybridize()
     before = net(images).asnumpy()
-    options["excluded_sym_names"] = [f"{net[0].name}_fwd"]
-    converted = amp.convert_hybrid_block(net, ctx=mx.cpu(), **options)
+    options = {"excluded_sym_names": [f"{net[0].name}_fwd"], "cast_optional_params": is_cast}
+    converted = amp.convert_hybrid_block(net, **options)
     np.testing.assert_array_equal(net(images).asnumpy(), before)
-    cast = mpgluon.cast_block if options else amp.autocast
+    elsewhere = amp.convert_hybrid_block(net, ctx=mx.cpu(1), **options)
+    assert elsewhere[0].weight.list_ctx() == [mx.cpu(1)]
+    cast = mpgluon.cast_block if is_cast else amp.autocast
     cast(net, keep_fp32=[net[0], nn.BatchNorm])
     np.testing.assert_array_equal(converted(images).asnumpy(), net(images).asnumpy())
     train(converted, trainer := trainer_with_scale(converted), steps=1)

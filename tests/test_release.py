@@ -121,3 +121,21 @@ def test_the_test_files_that_targets_name_exist():
     named = set(re.findall(r"(?:study/)?tests/[\w/]+\.py", (ROOT / "Makefile").read_text("utf-8")))
     assert len(named) > 10
     assert {name for name in named if not (ROOT / name).is_file()} == set()
+
+
+def test_every_test_that_needs_the_environment_of_peers_is_run_there():
+    planned = run("make", "-n", "test", "WITH=peers", cwd=ROOT)
+    needs = re.compile(r'/ "\.venv-peers" /|import NEEDS_TORCH')
+    needed = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("tests", "study/tests")
+        for path in sorted((ROOT / folder).rglob("test_*.py"))
+        if needs.search(path.read_text("utf-8"))
+    ]
+    elsewhere = {
+        "study/tests/test_benchmark_script.py",  # without it
+        "tests/third_party/test_gluonts.py",  # in two environments
+        "tests/test_release.py",
+    }
+    assert elsewhere < set(needed)
+    assert {name for name in needed if name not in planned} == elsewhere

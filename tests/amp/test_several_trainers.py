@@ -266,6 +266,20 @@ def test_a_step_on_gradients_of_another_trainers_loss_raises_with_backward_after
     assert weight.data().asscalar() == 1
 
 
+def test_a_trainer_that_was_idle_for_100_losses_is_watched_again():
+    weights = [one_weight(value=1.0) for _ in range(2)]
+    trainer, idle = (weight_trainer(weight) for weight in weights)
+    for _ in range(110):  # after 100 looks without a result only some weights are looked at
+        with autograd.record(), amp.scale_loss(weights[0].data() * 1.0, trainer) as scaled:
+            scaled.backward()
+        trainer.step(1)
+    loss_of_both = lambda: weights[0].data() * weights[1].data()  # noqa: E731
+    with autograd.record(), amp.scale_loss(loss_of_both(), trainer) as scaled:
+        scaled.backward()
+    with pytest.raises(TrainerStateError, match="for another Trainer"):
+        idle.step(1)
+
+
 @pytest.mark.parametrize("critic_scale", [8, 64, "none"])
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_loss_that_passes_through_another_trainers_network_does_not_change_its_next_step(

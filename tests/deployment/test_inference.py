@@ -37,7 +37,7 @@ from deployment_helpers import (
     with_random_values,
 )
 from helpers import STATIC, assert_same_bits, in_sequence, initialized, parameters_of
-from mxnet import gluon
+from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from test_networks import build, inputs_of
 
@@ -183,6 +183,72 @@ def test_a_computed_operand_and_constant_data_count_in_every_result(operand, tmp
     for fmt in (FLOAT16, BFLOAT16):
         bound = sixteen_bit_bound(net, x, fmt)
         assert distance(logits_of(inference_network(net, str(fmt)), x), reference) <= bound
+
+
+class SharedWeight(gluon.HybridBlock):
+    """A dense layer that is called twice, with a BatchNorm behind each call."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.dense = nn.Dense(4, in_units=4)
+            self.first, self.second = nn.BatchNorm(in_channels=4), nn.BatchNorm(in_channels=4)
+
+    def hybrid_forward(self, F, x):
+        return self.second(self.dense(self.first(self.dense(x))))
+
+
+NORMS = {
+    "fixed gamma": lambda: in_sequence(
+        nn.Dense(4, in_units=4), nn.BatchNorm(in_channels=4, scale=False)
+    ),
+    "weight of two layers": SharedWeight,
+    # As many rows as units, so that the sizes do not tell axes apart.
+    "axis of the rows": lambda: in_sequence(
+        nn.Dense(4, in_units=4, flatten=False), nn.BatchNorm(in_channels=4)
+    ),
+    "last axis": lambda: in_sequence(
+        nn.Dense(4, in_units=4, flatten=False), nn.BatchNorm(in_channels=4, axis=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_a_batch_norm_is_computed_as_in_its_network(case):
+    net = with_random_values(NORMS[case]())
+    x = some_images(*((2, 4, 4) if "ax" in case else (2, 4)))
+    result, bound = inference_network(net, "float32"), fp32_bound(net, x)
+    assert distance(logits_of(result, x), logits_of(net, x)) <= bound
+    with autograd.record():  # running statistics, also where a loss is computed
+        recorded = result(x)
+    assert distance(recorded.asnumpy(), logits_of(net, x)) <= bound
+
+
+def test_a_weight_that_folding_would_make_infinite_stays():
+    net = with_random_values(
+        in_sequence(nn.Dense(4, in_units=4, use_bias=False), nn.BatchNorm(in_channels=4))
+    )
+    for parameter, value in ((net[1].gamma, 1000), (net[1].running_var, 0)):  # eps is 1e-5
+        parameter.set_data(mx.nd.full(4, value))
+    net[1].running_mean.set_data(mx.nd.zeros(4))
+    x = some_images(2, 4) / 2**6
+    reference, bound = logits_of(net, x), sixteen_bit_bound(net, x, FLOAT16)
+    assert 65504 > np.abs(reference).max() > 1000
+    assert distance(logits_of(inference_network(net, "float16"), x), reference) <= bound
+
+
+def test_a_weight_that_is_drawn_in_each_call_is_computed_in_each():
+    class Drawn(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.weight = self.params.get("weight", shape=(64, 8))
+
+        def hybrid_forward(self, F, x, weight):
+            kept = F.Dropout(weight, p=0.5, mode="always")
+            return F.FullyConnected(x, kept, num_hidden=64, no_bias=True)
+
+    result = inference_network(with_random_values(Drawn()), "float32")
+    assert (logits_of(result, mx.nd.ones((1, 8))) != logits_of(result, mx.nd.ones((1, 8)))).any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

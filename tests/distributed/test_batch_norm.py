@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from mpgluon import PrecisionError, cast_block
+from mpgluon import PrecisionError, WeightAverage, cast_block
 from mpgluon.distributed import OneProcess, average_batch_norm, synchronize_batch_norm
+from mpgluon.distributed.processes import Processes
 
 import mxnet as mx
 import numpy as np
 import pytest
 from helpers import in_sequence, initialized
-from mxnet import autograd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.nn import SyncBatchNorm
 
@@ -48,6 +49,30 @@ def test_one_process_keeps_its_statistics():
     net.norm.running_mean.set_data(mx.nd.array([1.0, 2.0, 3.0]))
     average_batch_norm(OneProcess(), net)
     assert net.norm.running_mean.data().asnumpy().tolist() == [1, 2, 3]
+
+
+class WithZeros(Processes):
+    """Two processes, of which the other one has zeros."""
+
+    world_size = 2
+
+
+def test_statistics_and_their_average_become_the_mean_of_two_processes():
+    net = make_net()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    average = WeightAverage(trainer, 0.5)
+    with autograd.record():
+        loss = net(mx.nd.ones((2, 3, 4, 4)))
+    loss.backward()
+    trainer.step(2)
+    average.update()
+    running = [net.norm.running_mean, net.body[1].running_var]
+    before = [[p.data().asnumpy(), average.value_of(p).asnumpy()] for p in running]
+    assert all(array.all() for pair in before for array in pair)
+    average_batch_norm(WithZeros(), net, average)
+    for parameter, (statistics, averaged) in zip(running, before):
+        assert (parameter.data().asnumpy() == statistics / 2).all()
+        assert (average.value_of(parameter).asnumpy() == averaged / 2).all()
 
 
 def run(net: Residual, dtype: str) -> list[np.ndarray]:

@@ -148,11 +148,13 @@ def test_a_recurrent_layer_has_a_product_for_each_of_its_matrices():
     report = alignment_report(layer, (steps, batch, inputs))
     assert sizes(report) == expected
     assert report.products[1].kind == "RNN layer 0, state"
-    # A weight meets every sequence at every step.
-    layer.initialize()
-    layer(mx.nd.ones((steps, batch, inputs)))
-    weights = [p for name, p in layer.collect_params().items() if name.endswith("weight")]
-    assert report.multiply_adds == steps * batch * sum(p.data().size for p in weights)
+    for one in (layer, rnn.GRU(20), rnn.RNN(20)):
+        # A weight meets every sequence at every step.
+        one.initialize()
+        one(mx.nd.ones((steps, batch, inputs)))
+        weights = [p for name, p in one.collect_params().items() if name.endswith("weight")]
+        report = alignment_report(one, (steps, batch, inputs))
+        assert report.multiply_adds == steps * batch * sum(p.data().size for p in weights)
 
 
 @pytest.mark.parametrize(

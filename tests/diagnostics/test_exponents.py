@@ -10,12 +10,13 @@ from mpgluon_tools.diagnostics.exponents import (
     batch_exponents,
     exponent_histogram,
 )
+from mpgluon_tools.diagnostics.observe import Batch
 
 import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import backward, make_batch, make_net, scaled_trainer
-from helpers import gradients_of
+from helpers import gradients_of, in_sequence, initialized
 from mxnet import gluon
 
 
@@ -89,12 +90,25 @@ def test_a_batch_has_weights_activations_and_gradients_by_name_in_true_units():
     assert sorted(plain.activation_gradients) == sorted(layers)
     for name in names:
         np.testing.assert_array_equal(plain.gradients[name].counts, scaled.gradients[name].counts)
+    for layer in layers:
+        of_layer = plain.activation_gradients[layer]
+        np.testing.assert_array_equal(of_layer.counts, scaled.activation_gradients[layer].counts)
     assert plain.overall()["gradients"].total == sum(h.total for h in plain.gradients.values())
     heading, *rows = str(plain).splitlines()
     assert heading.split() == ["numbers", "lost", "subnormal", "normal", "overflow", "zero"]
     assert [row.split("  ")[0] for row in rows] == [
         *("weights", "activations", "activation gradients", "gradients")
     ]
+
+
+def test_both_calls_of_a_layer_are_counted():
+    layer = initialized(gluon.nn.Dense(3, in_units=3))
+    net = in_sequence(layer, layer)
+    net(mx.nd.ones((2, 3)))
+    batch = Batch(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)), gluon.loss.L2Loss())
+    counted = batch_exponents(net, batch)
+    for histograms in (counted.activations, counted.activation_gradients):
+        assert histograms[layer.name].total == 2 * 2 * 3
 
 
 def test_a_loss_scale_saves_gradients_that_float16_would_lose():

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import math
 
 from mpgluon import diagnostics
 from mpgluon.base.processor import computing_threads
 from mpgluon.errors import CheckpointError
+from mpgluon_tools.recorder.numerics.differences import difference_of
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
 from mxnet.gluon import nn
-from numerics_runs import BATCH, CLASSES, Run
+from numerics_runs import BATCH, CLASSES, Run, recorded
 
 compare = diagnostics.compare_numerics
 
@@ -373,3 +375,26 @@ def test_no_step_in_common(tmp_path):
     (tmp_path / "b" / "step-00000001.npz").unlink()
     with pytest.raises(CheckpointError, match="no recorded step in common: steps 1 to 1"):
         compare(a, tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "fmt", "differing", "units"),
+    [
+        ([1, np.nan, np.inf], [1, np.nan, np.inf], "float32", 0, math.nan),
+        ([1, np.nan], [1, 2], "float32", 1, math.inf),
+        # Units of the larger number: from 2 on they are twice as large as below.
+        ([2, 1], [2 - 2**-22, 1], "float32", 1, 1.0),
+        ([2, 1], [2 - 2**-9, 1 + 2**-10], "float16", 2, 1.0),
+        ([2**-24, 1], [2**-23, 1], "float16", 1, 1.0),  # of subnormal numbers
+    ],
+)
+def test_differences_are_counted_in_units_of_the_larger_number(a, b, fmt, differing, units):
+    found = difference_of(recorded(a, fmt), recorded(b, fmt))
+    assert found.differing == differing
+    assert found.units == units or (math.isnan(found.units) and math.isnan(units))
+
+
+def test_numbers_in_another_format_are_never_a_rounding_of_sums():
+    found = difference_of(recorded([1, 2], "float16"), recorded([1, 2]), terms=100)
+    assert found.is_rounding is False
+    assert str(found) == "float16 and float32"

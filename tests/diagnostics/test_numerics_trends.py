@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import amp, diagnostics
+from mpgluon_tools.recorder.numerics.files import NumericsStep
 from mpgluon_tools.recorder.numerics.trends import Trend, Trends, lines_of, trends_of
 
 import mxnet as mx
@@ -12,7 +13,7 @@ import pytest
 from helpers import backward_from, cast_net
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from numerics_runs import Run
+from numerics_runs import Run, recorded
 
 
 def train(folder, net, steps, *, scale="none", rate=0.0, every=10, change=None, **options):
@@ -68,6 +69,27 @@ def test_an_activation_that_doubles_is_seen_long_before_it_overflows(tmp_path):
     )
     assert overflowed / 1.5 < predicted < overflowed * 1.5
     assert first.step < overflowed - 200
+
+
+def of_one_tensor(tensors, **line):
+    """Return the kinds of the trends of steps 10, 20, … of one tensor."""
+    trends = Trends()
+    steps = (
+        NumericsStep(10 * place, line, {one.id: one}) for place, one in enumerate(tensors, start=1)
+    )
+    return [trend.kind for step in steps for trend in trends.add_step(step)]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(9, ["growing activation"]), (20, [])])
+def test_a_growth_that_overflows_in_more_than_a_thousand_steps_is_not_a_trend(steps, expected):
+    largest = [2.0 ** (65 + 10 * place / steps) for place in range(15)]  # of bfloat16's 2**128
+    assert of_one_tensor([recorded([one], "bfloat16") for one in largest]) == expected
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_the_gradients_of_a_skipped_step_do_not_vanish(skipped):
+    small = recorded([2.0**-24] * 40, "float16", "gradient")
+    assert of_one_tensor([small], skipped=skipped) == ["vanishing gradient"] * (not skipped)
 
 
 def test_gradients_that_near_the_smallest_number(tmp_path):

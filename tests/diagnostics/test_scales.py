@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import mpgluon
 from mpgluon import FLOAT16, round_to
 from mpgluon_tools.diagnostics.observe import observed_batch
 from mpgluon_tools.diagnostics.ranges import range_report
-from mpgluon_tools.diagnostics.scales import LossScales, loss_scales
+from mpgluon_tools.diagnostics.scales import LossScales, loss_scale_code, loss_scales, owners_of
 
 import numpy as np
 import pytest
 from diagnostics_helpers import make_batch, make_net
+from helpers import in_sequence
+from mxnet.gluon import nn
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +67,15 @@ def test_the_summary_counts_and_the_table_begins_with_the_worst(scales, power):
     assert [float(cell.strip("<% ")) for cell in cells] == pytest.approx(
         [100 * part for part in parts], abs=0.01
     )
+
+
+def test_a_shared_parameter_is_the_first_layers():
+    first = nn.Dense(3, in_units=3)
+    net = in_sequence(first, nn.Dense(3, in_units=3, params=first.params))
+    assert owners_of(net) == {first.weight.name: first, first.bias.name: first}
+
+
+@pytest.mark.parametrize("power", [-30, -1, 0, 12, 24, 40])
+def test_the_code_of_a_loss_scale_makes_it(power):
+    made = eval(loss_scale_code(2.0**power), {"mpgluon": mpgluon})
+    assert (type(made), made.scale) == (mpgluon.DynamicLossScale, 2.0**power)

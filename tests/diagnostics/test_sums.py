@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mpgluon
 from mpgluon import amp
 from mpgluon.cast.forward import forward_of
@@ -107,3 +109,11 @@ def test_what_exceeds_independent_roundings_matters_and_is_named():
         assert said.endswith(
             f"{gradient / 0.001:.2g} times its error, the gradient of {layer.name}"
         )
+
+
+def test_an_array_that_the_format_leaves_as_it_is_and_a_sum_changes_matters_most():
+    net = make_net()
+    own, changed = Change(0.0, 0.02, 0.001), Change(2.0**-30, 0.0, 0.0)
+    report = SumsReport(net, "float16", {net: own}, {"volta": {net: changed}})
+    assert report.largest("volta") == (math.inf, net, "output")
+    assert "volta matters: it changes" in str(report)

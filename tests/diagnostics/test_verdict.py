@@ -15,6 +15,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from diagnostics_helpers import Batch, Times, make_batch, make_net
+from helpers import in_sequence
+from mxnet import gluon
 from mxnet.gluon import nn
 
 
@@ -109,6 +111,23 @@ def test_a_layer_whose_gradients_underflow_is_named_and_the_lines_save_them():
     without = [line for line in verdict.lines.splitlines() if "net[" not in line]
     train_as_told(replace(verdict, lines="\n".join(without)), net, batch)
     assert zeros_in(net) > saved + 0.01
+
+
+def test_gradients_that_are_zero_in_fp32_do_not_count_as_lost():
+    batch = make_batch()
+    batch.inputs[:, :, :3] = 0  # half of the pixels: half of the first layer's gradients are zero
+    verdict = verdict_on(weak_net(), batch)
+    assert verdict.answer == "safe"
+    assert "keep `net_weak` in FP32" in verdict.sentence
+
+
+def test_a_few_gradients_are_too_few_for_a_verdict():
+    net = in_sequence(nn.Dense(3, in_units=2))
+    net.initialize(mx.init.One())
+    batch = Batch(mx.nd.ones((4, 2)), mx.nd.zeros((4, 3)), gluon.loss.L2Loss())
+    verdict = verdict_on(net, batch)
+    assert verdict.answer == "unknown"
+    assert "nonzero gradients, and a share of 1 % needs 100" in verdict.sentence
 
 
 def test_gradients_that_arrive_as_zeros_cannot_be_saved_by_the_layer_that_gets_them():

@@ -8,8 +8,6 @@ from typing import Any, Optional
 
 import mpgluon
 from mpgluon import amp, diagnostics
-from mpgluon.kernels.statistics import Statistics, statistics_in_numpy
-from mpgluon_tools.recorder.numerics.files import Tensor, TensorName
 
 import mxnet as mx
 import numpy as np
@@ -69,10 +67,3 @@ class Run:
                 with amp.scale_loss(told.loss, self.trainer) as scaled:
                     autograd.backward(scaled)
             self.trainer.step(BATCH)
-
-
-def recorded(values, fmt="float32", kind="activation"):
-    """Return the record of all numbers of a tensor."""
-    numbers = np.array(values, np.float32)
-    found = Statistics(statistics_in_numpy(numbers))
-    return Tensor(TensorName(kind, "layer"), fmt, numbers.shape, found, array=numbers)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mpgluon
 from mpgluon import amp
+from mpgluon.kernels.statistics import Statistics, statistics_in_numpy
 from mpgluon_tools.diagnostics.observe import Batch
+from mpgluon_tools.recorder.numerics.files import Tensor, TensorName
 
 import mxnet as mx
 import numpy as np
@@ -85,3 +87,10 @@ def make_batch():
     images = mx.nd.array(np.random.RandomState(1).standard_normal((4, 3, 6, 6)))
     labels = mx.nd.array([0, 1, 2, 3], dtype="int32")
     return Batch(images, labels, gluon.loss.SoftmaxCrossEntropyLoss())
+
+
+def recorded(values, fmt="float32", kind="activation"):
+    """Return the record of all numbers of a tensor."""
+    numbers = np.array(values, np.float32)
+    found = Statistics(statistics_in_numpy(numbers))
+    return Tensor(TensorName(kind, "layer"), fmt, numbers.shape, found, array=numbers)

@@ -13,9 +13,10 @@ from mpgluon_tools.recorder.numerics.differences import difference_of
 import mxnet as mx
 import numpy as np
 import pytest
+from diagnostics_helpers import recorded
 from mxnet import gluon
 from mxnet.gluon import nn
-from numerics_runs import BATCH, CLASSES, Run, recorded
+from numerics_runs import BATCH, CLASSES, Run
 
 compare = diagnostics.compare_numerics
 

@@ -10,10 +10,11 @@ from mpgluon_tools.recorder.numerics.trends import Trend, Trends, lines_of, tren
 import mxnet as mx
 import numpy as np
 import pytest
+from diagnostics_helpers import recorded
 from helpers import backward_from, cast_net
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from numerics_runs import Run, recorded
+from numerics_runs import Run
 
 
 def train(folder, net, steps, *, scale="none", rate=0.0, every=10, change=None, **options):

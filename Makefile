@@ -30,6 +30,13 @@ SLOW := $(if $(filter few,$(VARIANTS)),slow and not left_out,slow or left_out)
 OF_EACH := $(if $(filter few,$(VARIANTS)),--cases 4)
 FOLDERS ?= tests,study/tests
 
+# Tests that need PyTorch, MMA-Sim or OpenVINO, with commas.
+LEAVING := tests/deployment/test_parity.py,tests/deployment/test_torch_export.py,tests/deployment/test_torch_training.py
+PEER_TESTS ?= $(LEAVING),tests/weights/test_against_pytorch.py,tests/cast/test_tensor_core_truth.py,$\
+	study/tests/test_pytorch_peer.py,tests/kernels/test_tensor_core.py,$\
+	study/tests/test_tensor_core_training.py,tests/deployment/test_openvino.py,study/tests/test_onnx_peer.py
+comma := ,
+
 # Of each test, `make test-avx2` runs so many variants.
 CASES ?= 1000
 
@@ -99,11 +106,7 @@ test: environment lint
 # PyTorch and OpenVINO as peers.
 else ifeq ($(WITH),peers)
 test: environment $(PEERS)/.complete
-	$(RUN) -m pytest tests/weights/test_against_pytorch.py tests/cast/test_tensor_core_truth.py \
-		study/tests/test_pytorch_peer.py tests/kernels/test_tensor_core.py \
-		study/tests/test_tensor_core_training.py \
-		tests/deployment/test_openvino.py tests/deployment/test_parity.py tests/deployment/test_torch_export.py \
-		tests/deployment/test_torch_training.py study/tests/test_onnx_peer.py
+	$(RUN) -m pytest $(subst $(comma), ,$(PEER_TESTS))
 
 else ifeq ($(WITH),horovod)
 test: $(HOROVOD)/.complete
@@ -187,7 +190,6 @@ fuzz: environment
 	PYTHONPATH=.:tests $(RUN) -m fuzz --minutes $(MINUTES) --seed $(SEED) --count $(COUNT)
 
 # In all folders, or some: make test-slow FOLDERS=tests/cast,tests/graph. All tests of study/ are run here.
-comma := ,
 test-slow: environment
 	folders="$(filter-out study/tests,$(subst $(comma), ,$(FOLDERS)))"; test -z "$$folders" || \
 		$(PYTEST) -m "($(SLOW)) and not gpu and not network and not third_party" $(OF_EACH) \

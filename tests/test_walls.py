@@ -260,9 +260,9 @@ LINES = {
     "mpgluon": 18_967,
     "mpgluon_tools": 18_553,
     "recipes": 5_453,
-    "study": 18_618,
+    "study": 18_622,
     "scripts": 454,
-    "tests": 55_117,
+    "tests": 55_195,
 }
 LINES_LOADED = {"mpgluon": 8_002, "mpgluon.amp": 12_093}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

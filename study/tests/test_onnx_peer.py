@@ -13,7 +13,7 @@ from study.benchmarks import cases
 from study.benchmarks.contestant import Contestant, ContestantError, Process
 
 PEER = Path(cases.__file__).with_name("onnx_peer.py")
-OPENVINO = PEER.parents[1] / ".venv-peers" / "bin" / "python"
+OPENVINO = PEER.parents[2] / ".venv-peers" / "bin" / "python"
 NETWORK = {"model": "cifar_resnet20_v1", "batch_size": 2, "image_size": 32}
 
 

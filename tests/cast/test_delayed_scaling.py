@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from itertools import islice
 
 from mpgluon import (
     BFLOAT16,
@@ -20,6 +21,7 @@ from mpgluon import (
 from mpgluon.base.archive import read_archive, write_archive
 from mpgluon.checkpoint.scale_histories import scale_histories
 from mpgluon.formats.scaling import scale_exponents
+from mpgluon.kernels.scale_histories import ScaleHistories, ScaleHistory
 from mpgluon_tools.recorder.steps.recorded_step import RECORDED_STEP
 
 import mxnet as mx
@@ -364,3 +366,23 @@ def test_amax_history_is_parsed_printed_and_validated():
             Policy.parse(f"compute=float8_e4m3,between=bfloat16,scaling={text}")
     with pytest.raises(ValueError, match="received True"):
         delayed(True)
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_a_history_that_is_used_again_begins_without_values():
+    first = ScaleHistory(3)
+    first.set_values(0, np.ones((3, 3)))
+    number = first.number
+    del first
+    gc.collect()
+    again = ScaleHistory(3)
+    assert again.number == number
+    assert not again.values(0).any()
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_each_product_has_a_history_of_its_own():
+    histories = ScaleHistories(2)
+    turns = [list(islice(histories.in_turn(), 3)) for _ in range(2)]
+    assert turns[0] == turns[1]
+    assert len({*turns[0]}) == 3

@@ -10,6 +10,7 @@ import sys
 import mpgluon
 from mpgluon import CheckpointError, DataError, PrecisionError
 from mpgluon.deployment import export_mxnet, import_mxnet, inference_network
+from mpgluon.kernels.dtypes import dtype_name
 from mpgluon_tools.deployment.mxnet_export import operators_for_gpu_only
 
 import mxnet as mx
@@ -286,3 +287,12 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
         file.write("}")
     with pytest.raises(CheckpointError, match="cannot be loaded: Extra data"):
         import_mxnet(tmp_path / "net")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_are_in_the_file_in_the_format_of_the_export(dtype, tmp_path):
+    _, path = export_mxnet(small_network(), tmp_path / "net", dtype=dtype)
+    formats = {name: dtype_name(value) for name, value in mx.nd.load(str(path)).items()}
+    weights = {fmt for name, fmt in formats.items() if "conv" in name or "dense" in name}
+    assert weights == {dtype}
+    assert {fmt for name, fmt in formats.items() if "batchnorm" in name} == {"float32"}

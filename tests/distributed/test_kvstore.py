@@ -5,6 +5,8 @@ from __future__ import annotations
 from mpgluon import amp
 from mpgluon.distributed import DistributedError, MpiKVStore, OneProcess
 from mpgluon.distributed.buckets import BUCKET_ELEMENTS, Gradient, make_buckets
+from mpgluon.distributed.processes import Processes
+from mpgluon.distributed.state import check_agreement, numbers_of_step
 
 import mxnet as mx
 import numpy as np
@@ -173,3 +175,44 @@ def test_a_trainer_with_the_kvstore_of_one_process_trains_like_one_without():
             trainer.step(1)
         weights.append(net.weight.data().asnumpy())
     assert np.array_equal(*weights)
+
+
+def test_the_numbers_of_a_step_are_those_of_its_update():
+    net = initialized(in_sequence(nn.Dense(1, in_units=1)))
+    schedule = Halves()
+    options = {"learning_rate": 8.0, "lr_scheduler": schedule, "momentum": 0.5}
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", options), 128)
+    net.collect_params().setattr("lr_mult", 3.0)
+    with autograd.record(), amp.scale_loss(net(mx.nd.ones((1, 1))), trainer) as scaled:
+        scaled.backward()
+    for _ in range(2):  # asking does not advance the schedule
+        numbers = numbers_of_step(trainer)
+        assert numbers["learning rate of the schedule"] == 4.0
+        assert (numbers["momentum"], numbers["loss scale"]) == (0.5, 128)
+        assert numbers["(lr_mult, wd_mult) of parameter 0"] == (3.0, 1.0)
+    assert schedule.calls == 0
+
+
+class Halves(mx.lr_scheduler.LRScheduler):
+    """Counts its calls, and returns half of the rate after each."""
+
+    calls = 0
+
+    def __call__(self, num_update):
+        self.calls += 1
+        return self.base_lr / 2**self.calls
+
+
+class WithAnother(Processes):
+    """Two processes, of which the other one has other weights."""
+
+    world_size = 2
+
+    def gather(self, value, purpose):
+        return [value, {**value, "0.weight": 0}]
+
+
+def test_another_weight_on_a_rank_is_named():
+    net = initialized(in_sequence(nn.Dense(1, in_units=1)))
+    with pytest.raises(DistributedError, match=r"rank 1 .* 1 of 2 .* first is 0\.weight"):
+        check_agreement(WithAnother(), net)

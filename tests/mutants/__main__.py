@@ -1,4 +1,4 @@
-"""Plant faults in the library, one at a time, and see whether a test fails.
+"""Plant faults in the library, its tools and the recipes, one at a time; see whether a test fails.
 
 ``PYTHONPATH=.:tests python -m mutants``. The status is 1 if a fault is not noticed that the list,
 ``faults.txt``, says is found. No file is changed: each fault has a process of its own, whose import

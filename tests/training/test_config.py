@@ -10,6 +10,7 @@ from mpgluon import DynamicLossScale, NoLossScale, Policy, StaticLossScale
 import pytest
 
 from recipes.training import TrainingConfig
+from recipes.training.optimizers import make_optimizer
 
 BFLOAT16_WEIGHTS = "params=bfloat16,compute=bfloat16"
 BETWEEN = "compute=float8_e4m3,between=float16"
@@ -163,3 +164,26 @@ def test_options_that_change_nothing_are_named():
         "min_crop_area=0.5 has no effect: whole images are used, as --shifts says",
         "head_rate=10.0 has no effect: it is for weights of --pretrained",
     ]
+
+
+def test_the_learning_rate_rises_through_the_warm_up_and_falls_to_zero_as_a_cosine():
+    config = TrainingConfig(epochs=4, warmup_epochs=1, learning_rate=0.5, reference_batch_size=10)
+    optimizer = make_optimizer(config, 40, 20)
+    rates = [optimizer.lr_scheduler(step) for step in (0, 5, 10, 25, 40)]
+    assert rates == pytest.approx([0, 0.5, 1, 0.5, 0], abs=1e-9)
+    short = make_optimizer(replace(config, epochs=1), 10, 20)  # no epoch is left for a warm-up
+    assert short.lr_scheduler(1) == pytest.approx((1 + math.cos(math.pi / 10)) / 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding", "masters"),
+    [
+        *(("float32", None, False), ("float16", None, True), ("mixed_float16", None, False)),
+        (BFLOAT16_WEIGHTS, "stochastic", False),
+    ],
+)
+def test_masters_are_for_16_bit_parameters_whose_updates_are_not_rounded(dtype, rounding, masters):
+    options = {"momentum": 0.25, "weight_decay": 0.125, "update_rounding": rounding}
+    optimizer = make_optimizer(TrainingConfig(dtype=dtype, **options), 100, 10)
+    assert optimizer.multi_precision == masters
+    assert (optimizer.momentum, optimizer.wd) == (0.25, 0.125)

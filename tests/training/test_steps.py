@@ -1,7 +1,9 @@
 """Steps of the training script: the loss that they minimize, and several batches for one."""
 
-from mpgluon import DynamicLossScale, amp
+from mpgluon import DynamicLossScale, WeightAverage, amp
 from mpgluon.distributed import OneProcess
+from mpgluon.distributed.processes import Processes
+from mpgluon.errors import DataError
 
 import mxnet as mx
 import numpy as np
@@ -11,7 +13,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from training_helpers import STEPS, run
 
-from recipes.training.steps import Stepper
+from recipes.training.steps import Stepper, evaluate
 
 N, BATCH_SIZE, SIDE = 4, 3, 4
 IMAGES, CLASSES = 4, 5  # of a batch with smoothed labels
@@ -150,3 +152,71 @@ def test_the_loss_is_the_cross_entropy_with_smoothed_labels(smoothing, dtype):
     np.testing.assert_allclose(
         net.bias.grad().asnumpy(), expected_gradient, rtol=0, atol=9 * IMAGES * unit
     )
+
+
+def identity(devices=ONE):
+    net = in_sequence(nn.Dense(CLASSES, use_bias=False, in_units=CLASSES))
+    net.initialize(ctx=devices)
+    net[0].weight.set_data(mx.nd.eye(CLASSES))
+    return net
+
+
+def batches_of(logits, labels, size):
+    logits, labels = mx.nd.array(logits), mx.nd.array(labels, dtype="int32")
+    for begin in range(0, len(labels), size):
+        yield logits[begin : begin + size], labels[begin : begin + size]
+
+
+@pytest.mark.parametrize("devices", [ONE, TWO])
+def test_a_test_has_the_accuracy_of_all_images_and_the_mean_of_the_classes_that_it_has(devices):
+    # Right are 3 of the 4 images of class 0, and the one of class 3; others has none.
+    labels, answers = np.array([0, 0, 3, 0, 0]), np.array([0, 1, 3, 0, 0])
+    logits = np.log(2) * np.eye(CLASSES)[answers]
+    batches = batches_of(logits, labels, 2)  # one image for two devices at the end
+    figures, found = evaluate(identity(devices), batches, CLASSES, devices, ONE_PROCESS)
+    assert figures == {
+        "tested": "weights",
+        "test_accuracy": 4 / 5,
+        "test_accuracy_per_class": (3 / 4 + 1) / 2,
+    }
+    assert (found.labels == labels).all()
+    assert (found.answers == answers).all()
+    # Of 2, 1, 1, …: the answer has twice the probability of each other class.
+    np.testing.assert_allclose(found.probabilities, 2 / (CLASSES + 1), rtol=2.0**-20)
+    expected = np.where(answers == labels, 2, 1) / (CLASSES + 1)
+    np.testing.assert_allclose(found.of_right, expected, rtol=2.0**-20)
+
+
+def test_the_average_and_the_weights_are_tested():
+    net = identity()
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
+    average = WeightAverage(trainer, 0.5)
+    with autograd.record():
+        loss = (net[0].weight.data() * mx.nd.eye(CLASSES)).sum() * 2
+    loss.backward()
+    trainer.step(1)  # the weights are now the identity times -1
+    average.update()
+    average.value_of(net[0].weight)[:] = mx.nd.eye(CLASSES)
+    labels = np.arange(CLASSES)
+    batches = list(batches_of(np.eye(CLASSES), labels, 3))
+    figures, found = evaluate(net, batches, CLASSES, ONE, ONE_PROCESS, average)
+    assert figures["tested"] == "average"
+    assert (figures["test_accuracy"], figures["test_accuracy_of_weights"]) == (1.0, 0.0)
+    assert (found.answers == labels).all()
+
+
+def test_the_images_of_all_processes_count():
+    class WithAnother(Processes):
+        """Two processes, of which the other has one image of class 1, answered wrongly."""
+
+        def sum(self, numbers, purpose):
+            return [*numbers[:CLASSES], numbers[CLASSES], numbers[CLASSES + 1] + 1, *numbers[-3:]]
+
+    batches = batches_of(np.eye(CLASSES)[:1], [0], 1)
+    figures, _ = evaluate(identity(), batches, CLASSES, ONE, WithAnother())
+    assert (figures["test_accuracy"], figures["test_accuracy_per_class"]) == (0.5, 0.5)
+
+
+def test_a_test_without_images_is_refused():
+    with pytest.raises(DataError, match="no image for testing can be read"):
+        evaluate(identity(), [], CLASSES, ONE, ONE_PROCESS)

@@ -273,8 +273,8 @@ def test_a_trainer_that_was_idle_for_100_losses_is_watched_again():
         with autograd.record(), amp.scale_loss(weights[0].data() * 1.0, trainer) as scaled:
             scaled.backward()
         trainer.step(1)
-    loss_of_both = lambda: weights[0].data() * weights[1].data()  # noqa: E731
-    with autograd.record(), amp.scale_loss(loss_of_both(), trainer) as scaled:
+    first, second = (weight.data() for weight in weights)
+    with autograd.record(), amp.scale_loss(first * second, trainer) as scaled:
         scaled.backward()
     with pytest.raises(TrainerStateError, match="for another Trainer"):
         idle.step(1)

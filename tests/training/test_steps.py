@@ -169,7 +169,7 @@ def batches_of(logits, labels, size):
 
 @pytest.mark.parametrize("devices", [ONE, TWO])
 def test_a_test_has_the_accuracy_of_all_images_and_the_mean_of_the_classes_that_it_has(devices):
-    # Right are 3 of the 4 images of class 0, and the one of class 3; others has none.
+    # Right are 3 of the 4 images of class 0, and the one of class 3; other classes have none.
     labels, answers = np.array([0, 0, 3, 0, 0]), np.array([0, 1, 3, 0, 0])
     logits = np.log(2) * np.eye(CLASSES)[answers]
     batches = batches_of(logits, labels, 2)  # one image for two devices at the end

@@ -3,17 +3,19 @@
     python .ci/touched.py tests      # tests of what differs from the base, uncommitted changes too
     python .ci/touched.py targets    # the targets that .ci/run adds
 
-The base is CI_BASE of the environment, or where the branch left origin/main; on main itself, six
-hours before the last commit. Where git cannot tell, and for a file that no row knows, everything is
-asked for.
+The base is CI_BASE of the environment, or where the branch left origin/main; on main itself, the
+last commit of more than six hours before its end. Where git cannot tell, and for a file that no row
+knows, everything is asked for: of each slow test a few variants, or it would take 90 minutes.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,7 +90,19 @@ def row_of(path: str) -> tuple[list[str], list[str]]:
         return ["/".join(parts[:2])], ["slow"]
     if parts[0] == "tests" and parts[-1].startswith("test_"):
         return [path], ["slow"]
+    if parts[0] == "tests" and path.endswith(".py"):  # a helper
+        tests, targets = zip(*map(row_of, _users_of(path)), strict=True)
+        return [*chain(*tests)], [*chain(*targets)]
     return [EVERYTHING], [EVERYTHING]
+
+
+def _users_of(helper: str) -> Iterator[str]:
+    """Yield the paths of the files with tests, and of helpers, that import a helper of tests/."""
+    imports = re.compile(rf"^\s*(from|import) {Path(helper).stem}\b", re.MULTILINE)
+    for folder in ("tests", "study/tests"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            if imports.search(file.read_text()):
+                yield str(file.relative_to(ROOT))
 
 
 def changed(*, is_committed: bool) -> list[str]:
@@ -99,15 +113,16 @@ def changed(*, is_committed: bool) -> list[str]:
     """
     try:
         base = os.environ.get("CI_BASE") or _where_it_left_main()
+        if not base and is_committed:
+            (latest,) = _git("log", "-1", "--format=%ct")
+            (base,) = _git("rev-list", "-1", f"--before={int(latest) - _SECONDS}", "HEAD")
         names = ("--name-only", "--no-renames")
         found = _git("diff", *names, base, "HEAD") if base else []
         if not is_committed:
             found += _git("diff", *names, "HEAD")
             found += _git("ls-files", "--others", "--exclude-standard")
-        elif not base:
-            (latest,) = _git("log", "-1", "--format=%ct")
-            found = _git("log", f"--since={int(latest) - _SECONDS}", *names, "--format=")
-    except (OSError, subprocess.CalledProcessError):
+    # git is missing, does not answer, or has no such commit
+    except (OSError, subprocess.CalledProcessError, ValueError):
         return [EVERYTHING]
     return found
 
@@ -135,7 +150,8 @@ def targets_of(paths: Iterable[str]) -> list[str]:
     paths = list(paths)
     found = {target for path in paths for target in row_of(path)[1]}
     if EVERYTHING in found:
-        return ["notebooks-check", "docs-look", "test-clean", "test-slow"]
+        few = ["test-clean VARIANTS=few", "test-slow VARIANTS=few"]
+        return ["notebooks-check", "docs-look", *few]
     if "docs-look" in found:  # which makes the site too
         found.discard("docs")
     targets = [target for target in ("notebooks-check", "docs", "docs-look") if target in found]

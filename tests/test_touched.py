@@ -12,10 +12,8 @@ touched = module_from(ROOT / ".ci" / "touched.py")
 RECORDED = ["study/tests/test_page.py", "study/tests/test_quotes.py"]
 # Whose change can make any test fail.
 EVERYWHERE = {
-    *("conftest.py", "requirements/dev.txt", "requirements/docs.txt", "tests/helpers.py"),
+    *("conftest.py", "requirements/dev.txt", "requirements/docs.txt"),
     "requirements/constraints.in",
-    *("tests/interfaces.py", "tests/browser.py", "tests/numerics_runs.py"),
-    "tests/lint_english.py",
 }
 
 
@@ -58,7 +56,12 @@ def test_the_tests_of_every_row_exist():
         (["study/results/a.json", "study/benchmarks/race.py"], ["study/tests"],
          ["test-slow VARIANTS=few FOLDERS=study/tests"]),
         (["README.md", "conftest.py"], ["tests", "study/tests"],
-         ["notebooks-check", "docs-look", "test-clean", "test-slow"]),
+         ["notebooks-check", "docs-look", "test-clean VARIANTS=few", "test-slow VARIANTS=few"]),
+        (["tests/numerics_runs.py"], ["tests/commands", "tests/diagnostics"],
+         ["test-slow VARIANTS=few FOLDERS=tests/commands,tests/diagnostics"]),
+        (["tests/browser.py"], ["tests/commands", "tests/diagnostics", "tests/site"],
+         ["docs-look",
+          "test-slow VARIANTS=few FOLDERS=tests/commands,tests/diagnostics,tests/site"]),
         (["notebooks/source/00.py"], ["tests/teaching", *RECORDED],
          ["notebooks-check", "docs-look"]),
     ],
@@ -66,6 +69,21 @@ def test_the_tests_of_every_row_exist():
 def test_a_change_asks_for_its_tests_and_targets(paths, tests, targets):
     assert touched.tests_of(paths) == tests
     assert touched.targets_of(paths) == targets
+
+
+def test_on_main_a_change_made_and_undone_within_six_hours_asks_for_nothing(monkeypatch, tmp_path):
+    monkeypatch.delenv("CI_BASE", raising=False)
+    monkeypatch.setattr(touched, "ROOT", tmp_path)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    touched._git("init", "--quiet", "--initial-branch=main")
+    for hour, text in ((1, "old"), (4, "new"), (8, "old")):
+        (tmp_path / "conftest.py").write_text(text)
+        (tmp_path / f"{hour}.md").touch()
+        touched._git("add", ".")
+        monkeypatch.setenv("GIT_COMMITTER_DATE", f"2026-01-01T{hour:02}:00:00 +0000")
+        assert touched.changed(is_committed=True) == [touched.EVERYTHING]  # nothing to compare with
+        touched._git(*who, "commit", "--quiet", "--message", text)
+    assert touched.changed(is_committed=True) == ["4.md", "8.md"]
 
 
 @pytest.mark.parametrize("is_committed", [True, False])

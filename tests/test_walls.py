@@ -262,7 +262,7 @@ LINES = {
     "recipes": 5_453,
     "study": 18_622,
     "scripts": 454,
-    "tests": 55_291,
+    "tests": 55_309,
 }
 LINES_LOADED = {"mpgluon": 8_002, "mpgluon.amp": 12_093}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -144,9 +144,9 @@ def init_trainer(
     rounding = UpdateRounding(update_rounding, rounding_seed)
     if isinstance(trainer, gluon.Trainer):
         cast_networks_of(trainer)
-    state = attach(trainer, as_loss_scale(loss_scale), skips, rounding)
+    attach(trainer, as_loss_scale(loss_scale), skips, rounding)
     for layers in layers_of([trainer]):
-        layers.note(counts_underflow=count_underflow, measures=state.loss_scale.measures)
+        layers.note(counts_underflow=count_underflow)
 
 
 def scale_loss(

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
+from weakref import WeakSet
 
 from mpgluon import kernels
 
@@ -215,7 +216,7 @@ class Layers:
     counts_underflow : bool
         Whether results that become zero are counted.
     measures : bool
-        Whether the largest number of a backward pass is measured. :meth:`note` sets both.
+        Whether the largest number of backward passes is measured. :meth:`note` sets both.
     """
 
     _unused: ClassVar[list[int]] = []
@@ -254,6 +255,7 @@ class Layers:
             slot = cls._unused.pop()
             for device in range(kernels.FLAG_DEVICES):
                 kernels.take_flags([slot], device)
+                kernels.take_largest([slot], device)
             return slot
         if cls._made == kernels.FLAG_SLOTS:
             return None
@@ -264,6 +266,7 @@ class Layers:
         """Record that a block has finished a forward pass."""
         if muted_run() is None:
             self._order[block] = None
+            vars(_here).setdefault("ran", WeakSet()).add(self)
             self._ran_imperatively |= imperatively
 
     def slot_by_name(self, blocks: Iterable[gluon.Block]) -> Callable[[str], Optional[int]]:
@@ -279,25 +282,55 @@ class Layers:
 
         return slot
 
-    def note(self, *, counts_underflow: Optional[bool] = None, measures: bool) -> None:
-        """Count results that become zero, and measure the largest number, from now on or not."""
-        wanted = self.counts_underflow if counts_underflow is None else counts_underflow
-        if (wanted, measures) != (self.counts_underflow, self.measures):
-            self.counts_underflow, self.measures = wanted, measures
+    @staticmethod
+    def of_this_thread() -> list[Layers]:
+        """Return those of the networks that this thread has run, none that `muted` kept quiet."""
+        return list(vars(_here).get("ran", ()))
+
+    def note(
+        self, *, counts_underflow: Optional[bool] = None, measures: Optional[bool] = None
+    ) -> None:
+        """Count results that become zero, measure the largest number, or no longer."""
+        before = self.counts_underflow, self.measures
+        if counts_underflow is not None:
+            self.counts_underflow = counts_underflow
+        if measures is not None:
+            self.measures = measures
+        if before != (self.counts_underflow, self.measures):
             for slot in self._slots.values():
-                kernels.note_more(slot, underflow=wanted, largest=measures)
+                kernels.note_more(slot, underflow=self.counts_underflow, largest=self.measures)
+
+    def take_largest(
+        self,
+        devices: Iterable[mx.Context],
+        parameters: Optional[Collection[gluon.Parameter]] = None,
+    ) -> Optional[float]:
+        """Return the largest number that backward passes rounded to float16, and clear it.
+
+        Of the layers with some of these parameters, or of all. ``None`` if it is not measured, as
+        on a GPU. The devices must be idle.
+        """
+        on_cpu = [device.device_id for device in devices if device.device_type == "cpu"]
+        if not (self.measures and self._slots and on_cpu):
+            return None
+        slots = [
+            slot
+            for block, slot in self._slots.items()
+            if parameters is None or any(p in parameters for p in block._reg_params.values())
+        ]
+        return max(kernels.take_largest(slots, device) for device in on_cpu)
 
     def flags_of_step(self, devices: Sequence[mx.Context], *, good: bool) -> StepFlags:
         """Return the flags of a step that was good or skipped, and clear them.
 
         The devices must be idle.
         """
-        layers, largest = self._take(devices)
+        layers = self._take(devices)
         if good:
             self._usual = frozenset(f.layer for f in layers if f.forward.overflow)
         unnoted = "" if good or layers else self._unnoted(devices)
         self._ran_imperatively = False
-        return StepFlags(layers, self._usual, unnoted, largest)
+        return StepFlags(layers, self._usual, unnoted)
 
     def _unnoted(self, devices: Sequence[mx.Context]) -> str:
         """Return the reason why a skipped step raised no flag, and what to do."""
@@ -311,21 +344,18 @@ class Layers:
             why = "the loss, the input, or an operator that rounds nothing was not finite"
         return f"{why}; mpgluon.diagnostics.OverflowLocator(net, trainer) finds the layer"
 
-    def _take(
-        self, devices: Iterable[mx.Context]
-    ) -> tuple[tuple[LayerFlags, ...], Optional[float]]:
-        """Return the layers that raised flags, and the largest number, and clear them."""
+    def _take(self, devices: Iterable[mx.Context]) -> tuple[LayerFlags, ...]:
+        """Return the layers that raised flags, and clear these."""
         blocks = [block for block in self._order if block in self._slots]
         slots = [self._slots[block] for block in blocks]
-        layers, largest = [], []
+        layers = []
         for device in devices:
             if not slots or device.device_type != "cpu":
                 continue
-            flags, most = kernels.take_flags(slots, device.device_id)
-            largest.append(most)
+            flags = kernels.take_flags(slots, device.device_id)
             for block, (forward, backward) in zip(blocks, flags):
                 if any(forward) or any(backward):
                     passes = [Raised(bool(r & 1), bool(r & 2), n) for r, n in (forward, backward)]
                     of_layer = block.name, type(block).__name__, str(device)
                     layers.append(LayerFlags(*of_layer, passes[0], passes[1]))
-        return tuple(layers), max(largest, default=None) if self.measures else None
+        return tuple(layers)

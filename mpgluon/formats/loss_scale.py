@@ -46,6 +46,15 @@ def _power_of_two(name: str, value: float) -> float:
     return float(value)
 
 
+# The bounds of whole numbers in a state.
+_COUNTS = {
+    "growth_interval": (1, 2**63 - 1),
+    "growth_tracker": (0, 2**63 - 1),
+    "margin": (1, 30),
+    "backoff": (0, 2**63 - 1),
+}
+
+
 def _positive(name: str, value: int, unit: str = "") -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, received {value!r}")
@@ -124,12 +133,17 @@ class LossScale(ABC):
                 _power_of_two(name, state[name])
             except TypeError as error:
                 raise ValueError(str(error)) from None
-        for name in expected.keys() & {"growth_interval", "growth_tracker", "margin"}:
-            if type(state[name]) is not int or not 0 <= state[name] < 2**63:
-                raise ValueError(f"{name} must be an integer from 0, received {state[name]!r}")
+        for name in expected.keys() & _COUNTS.keys():
+            least, most = _COUNTS[name]
+            if type(state[name]) is not int or not least <= state[name] <= most:
+                raise ValueError(
+                    f"{name} must be an integer from {least} to {most}, received {state[name]!r}"
+                )
         for name in expected.keys() & {"largest", "largest_before"}:
             if not isinstance(state[name], float) or not 0 <= state[name] < math.inf:
                 raise ValueError(f"{name} must be a number from 0, received {state[name]!r}")
+        if type(state.get("searches", True)) is not bool:
+            raise ValueError(f"searches must be true or false, received {state['searches']!r}")
         vars(self).update({key: value for key, value in state.items() if key != "kind"})
 
     def __repr__(self) -> str:
@@ -267,15 +281,20 @@ class MeasuredLossScale(LossScale):
     65504, and before a gradient grows beyond that S shrinks. A step that overflows nevertheless is
     skipped, and the next S fits.
 
-    Elsewhere (on a GPU, in several processes) S doubles after each step until one overflows, which
-    is skipped; from then on it is a :class:`DynamicLossScale`.
+    After a step that no measured number explains, such as one with a NaN among its images or an
+    overflow in a sum over devices, S is halved too, but not below 1 by these alone; every
+    ``interval`` steps one such halving is undone.
+
+    Where nothing is measured (on a GPU, in several processes, without a cast, in formats of 8 or 6
+    bits) S doubles after each step until one overflows, which is skipped; from then on it is a
+    :class:`DynamicLossScale`.
 
     Parameters
     ----------
     init_scale : float
         The first S; small, so that the first step does not overflow.
     margin : int
-        How many times the largest recent gradient may double before a step overflows, from 1.
+        How many times the largest recent gradient may double before a step overflows, 1 to 30.
     interval : int
         Steps that are recent: from so many to twice as many. Where nothing is measured, finite
         steps in a row before S grows.
@@ -304,6 +323,8 @@ class MeasuredLossScale(LossScale):
         self.min_scale = _power_of_two("min_scale", min_scale)
         self.max_scale = _power_of_two("max_scale", max_scale)
         self.margin = _positive("margin", margin)
+        if margin > _COUNTS["margin"][1]:
+            raise ValueError(f"margin must be at most {_COUNTS['margin'][1]}, received {margin}")
         self.growth_interval = _positive("interval", interval, " step")
         if not self.min_scale <= self.scale <= self.max_scale <= LARGEST_SCALE:
             raise ValueError(
@@ -312,9 +333,24 @@ class MeasuredLossScale(LossScale):
             )
         self.growth_tracker = 0
         self.largest = self.largest_before = 0.0  # of true gradients, in two intervals
+        self.backoff = 0  # halvings that no measured number explains
         self.searches = True
 
-    can_shrink = DynamicLossScale.can_shrink
+    @property
+    def can_shrink(self) -> bool:
+        """Whether S is above ``min_scale``, and above 1 or what the measured numbers ask for."""
+        return self.scale > max(self.min_scale, self._floor)
+
+    @property
+    def _fitting(self) -> float:
+        """The S that leaves the margin to the largest recent gradient."""
+        recent = max(self.largest, self.largest_before)
+        limit = FLOAT16.max / 2.0**self.margin
+        return 2.0 ** (math.frexp(limit / recent)[1] - 1) if recent else math.inf
+
+    @property
+    def _floor(self) -> float:
+        return min(1.0, self._fitting)
 
     @property
     def measures(self) -> bool:
@@ -328,33 +364,33 @@ class MeasuredLossScale(LossScale):
     def advance(self, grads_finite: bool, largest: Optional[float]) -> None:
         """Advance by one step; ``largest``, if it is known, has the factor S."""
         if largest is None:
-            factor = self._factor_unmeasured(grads_finite)
+            scale = self._searched(grads_finite)
         else:
-            factor = self._factor_measured(grads_finite, largest / self.scale)
-        self.scale = min(max(self.scale * factor, self.min_scale), self.max_scale)
+            scale = self._fitted(grads_finite, largest)
+        self.scale = min(max(scale, self.min_scale), self.max_scale)
 
-    def _factor_unmeasured(self, grads_finite: bool) -> float:
+    def _searched(self, grads_finite: bool) -> float:
         self.searches = self.searches and grads_finite
         self.growth_tracker = self.growth_tracker + 1 if grads_finite else 0
         if not grads_finite:
-            return 0.5
+            return self.scale / 2 if self.can_shrink else self.scale
         if not self.searches and self.growth_tracker < self.growth_interval:
-            return 1.0
+            return self.scale
         self.growth_tracker = 0
-        return 2.0
+        return 2 * self.scale
 
-    def _factor_measured(self, grads_finite: bool, largest: float) -> float:
-        limit = FLOAT16.max / 2.0**self.margin  # for the largest recent number, times S
-        if not grads_finite:  # also where it was not measured, as in a sum over devices: S halves
-            largest = max(largest, 2 * limit / self.scale)
-        self.largest = max(self.largest, largest)
-        recent = max(self.largest, self.largest_before)
+    def _fitted(self, grads_finite: bool, largest: float) -> float:
+        halves = not grads_finite and largest <= FLOAT16.max and self.can_shrink
+        self.backoff += halves
+        self.largest = max(self.largest, largest / self.scale)
+        fitting, floor = self._fitting, self._floor
         self.growth_tracker += 1
         if self.growth_tracker >= self.growth_interval:
             self.largest, self.largest_before, self.growth_tracker = 0.0, self.largest, 0
-        if recent == 0:
-            return 1.0
-        return 2.0 ** (math.frexp(limit / recent)[1] - 1) / self.scale
+            self.backoff = max(self.backoff - 1, 0)
+        if fitting == math.inf:
+            return self.scale / 2 if halves else self.scale
+        return max(math.ldexp(fitting, -self.backoff), floor)
 
 
 def as_loss_scale(value: Union[str, float, LossScale]) -> LossScale:

@@ -60,6 +60,7 @@ __all__ = [
     "scaled_operator",
     "status",
     "take_flags",
+    "take_largest",
     "why_not_loaded",
 ]
 
@@ -179,28 +180,32 @@ def operator(name: str, fmt: FloatFormat) -> str:
     return f"_mpgluon_{name}{suffix}"
 
 
-def take_flags(slots: Sequence[int], device_id: int) -> tuple[list[list[tuple[int, int]]], float]:
-    """Return the flags and the largest number of layers on a device, and clear them; does not wait.
+def take_flags(slots: Sequence[int], device_id: int) -> list[list[tuple[int, int]]]:
+    """Return the flags of layers on a device, and clear them; does not wait.
 
-    Returns
-    -------
-    flags : list of [(int, int), (int, int)]
-        For each slot, of forward and backward passes: 1 for overflow plus 2 for invalid, and the
-        number of results that became zero, where they are counted.
-    largest : float
-        The largest finite magnitude that a backward pass has rounded to float16, where that is
-        measured, or 0.
+    For each slot, of forward and backward passes: 1 for overflow plus 2 for invalid, and the number
+    of results that became zero, where they are counted.
     """
     if not _loaded:
-        return [[(0, 0), (0, 0)] for _ in slots], 0.0
+        return [[(0, 0), (0, 0)] for _ in slots]
     raised = np.empty((len(slots), 2), np.uint8)
     lost = np.empty((len(slots), 2), np.int64)
-    largest = np.zeros(len(slots), np.float32)
     numbers = (ctypes.c_int * len(slots))(*slots)
-    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (raised, lost, largest))
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (raised, lost))
     loaded_library().mpgluon_take_flags(numbers, len(slots), device_id, *pointers)
-    flags = [list(zip(*one)) for one in zip(raised.tolist(), lost.tolist())]
-    return flags, float(largest.max(initial=0))
+    return [list(zip(*one)) for one in zip(raised.tolist(), lost.tolist())]
+
+
+def take_largest(slots: Sequence[int], device_id: int) -> float:
+    """Return the largest finite magnitude that backward passes of layers have rounded to float16.
+
+    It is cleared, and 0 where it is not measured; does not wait.
+    """
+    if not _loaded:
+        return 0.0
+    numbers = (ctypes.c_int * len(slots))(*slots)
+    bits = loaded_library().mpgluon_take_largest(numbers, len(slots), device_id)
+    return float(np.int32(bits).view(np.float32))
 
 
 def note_more(slot: int, *, underflow: bool, largest: bool) -> None:

@@ -39,18 +39,23 @@ inline Slot& slot(int number) {
   return all[number];
 }
 
-// Write the flags and counts of some slots on a device, (slots, passes), and the bits of their largest
-// numbers, and clear them.
-inline void take(const int* numbers, int count, int device, uint8_t* raised, int64_t* lost,
-                 int32_t* largest) {
+// Write the flags and counts of some slots on a device, (slots, passes), and clear them.
+inline void take(const int* numbers, int count, int device, uint8_t* raised, int64_t* lost) {
   device = std::min(device, kDevices - 1);
   for (int i = 0; i < count; ++i) {
-    largest[i] = slot(numbers[i]).largest[device].exchange(0);
     for (int pass = 0; pass < kPasses; ++pass) {
       raised[i * kPasses + pass] = slot(numbers[i]).raised[device][pass].exchange(0);
       lost[i * kPasses + pass] = slot(numbers[i]).lost[device][pass].exchange(0);
     }
   }
+}
+
+// Return the bits of the largest number of some slots on a device, and clear it.
+inline int32_t take_largest(const int* numbers, int count, int device) {
+  device = std::min(device, kDevices - 1);
+  int32_t largest = 0;
+  for (int i = 0; i < count; ++i) largest = std::max(largest, slot(numbers[i]).largest[device].exchange(0));
+  return largest;
 }
 
 inline bool is_nan(float x) { return x != x; }

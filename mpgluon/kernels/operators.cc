@@ -259,10 +259,14 @@ extern "C" void mpgluon_register_scaled(const char* suffix, const float* between
 // Return the number of a new history. It stays for good, as the operators that know it do.
 extern "C" int mpgluon_make_history(int steps) { return mpgluon::make_history(steps); }
 
-// Write and clear what layers have noted on a device: flags, counts of results that became zero, largest numbers.
-extern "C" void mpgluon_take_flags(const int* slots, int count, int device, uint8_t* raised,
-                                   int64_t* lost, int32_t* largest) {
-  mpgluon::flags::take(slots, count, device, raised, lost, largest);
+// Write and clear the flags of layers on a device, and their counts of results that became zero.
+extern "C" void mpgluon_take_flags(const int* slots, int count, int device, uint8_t* raised, int64_t* lost) {
+  mpgluon::flags::take(slots, count, device, raised, lost);
+}
+
+// Return the bits of the largest number of layers on a device, and clear it.
+extern "C" int32_t mpgluon_take_largest(const int* slots, int count, int device) {
+  return mpgluon::flags::take_largest(slots, count, device);
 }
 
 extern "C" void mpgluon_count_lost(int slot, int counts) {

@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Optional
 from mpgluon.cast.network_cast import cast_of
 from mpgluon.cast.status_flags import StepFlags
 from mpgluon.errors import LossScaleCollapseError
-from mpgluon.formats.loss_scale import DynamicLossScale, LossScale
+from mpgluon.formats.loss_scale import DynamicLossScale, LossScale, MeasuredLossScale
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.kernels.reductions import all_finite, global_norm
 from mpgluon.trainer.gradients import Gradients
@@ -100,7 +100,11 @@ class Advice:
                 raise LossScaleCollapseError(message)
             _logger.warning(message)
         # Where no step between is good, the warning above has said why.
-        if in_a_row == 1 and self.stuck >= _STUCK and isinstance(scale, DynamicLossScale):
+        if (
+            in_a_row == 1
+            and self.stuck >= _STUCK
+            and isinstance(scale, (DynamicLossScale, MeasuredLossScale))
+        ):
             self._warn_once(_scale_too_large(_STUCK, scale.scale))
 
     def _warn_once(self, message: str) -> None:

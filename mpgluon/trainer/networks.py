@@ -11,39 +11,44 @@ from typing import Optional
 
 from mpgluon.base.blocks import blocks_of, living_blocks
 from mpgluon.cast.block import autocast, restore
-from mpgluon.cast.network_cast import cast_of
+from mpgluon.cast.network_cast import NetworkCast, cast_of
 from mpgluon.cast.status_flags import Layers, StepFlags, joined
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
 from mxnet import gluon
 
-__all__ = ["RequestedCast", "cast_networks_of", "flags_of_step", "layers_of", "request_cast"]
+__all__ = [
+    "RequestedCast",
+    "cast_networks_of",
+    "casts_of",
+    "flags_of_step",
+    "layers_of",
+    "request_cast",
+]
 
 _logger = logging.getLogger(__name__)
 
 
+def casts_of(trainers: Iterable[gluon.Trainer]) -> list[NetworkCast]:
+    """Return the cast of each network that parameters of Trainers belong to."""
+    parameters = (p for trainer in trainers for p in gluon_trainer.parameters_of(trainer))
+    return list(filter(None, dict.fromkeys(map(cast_of, parameters))))
+
+
 def layers_of(trainers: Iterable[gluon.Trainer]) -> list[Layers]:
     """Return the layers of each cast network that parameters of Trainers belong to."""
-    parameters = (p for trainer in trainers for p in gluon_trainer.parameters_of(trainer))
-    casts = filter(None, dict.fromkeys(map(cast_of, parameters)))
-    return list(dict.fromkeys(one.layers for one in casts))
+    return list(dict.fromkeys(one.layers for one in casts_of(trainers)))
 
 
 def flags_of_step(
-    trainer: gluon.Trainer, together: Iterable[gluon.Trainer], *, good: bool, measures: bool
+    trainer: gluon.Trainer, together: Iterable[gluon.Trainer], *, good: bool
 ) -> StepFlags:
-    """Take the layers' flags for a Trainer and those that step together with it.
-
-    ``measures`` is whether their largest numbers are wanted, from the next step on if not before.
-    """
+    """Take the layers' flags for a Trainer and those that step together with it."""
     if not good:
         mx.nd.waitall()  # what no gradient was wanted of may still be computed
     devices, networks = gluon_trainer.devices_of(trainer), layers_of(together)
-    flags = joined([one.flags_of_step(devices, good=good) for one in networks])
-    for one in networks:
-        one.note(measures=measures)
-    return flags
+    return joined([one.flags_of_step(devices, good=good) for one in networks])
 
 
 @dataclass(frozen=True)

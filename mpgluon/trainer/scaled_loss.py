@@ -87,7 +87,7 @@ def _scaling(
         watch = BackwardWatch([state.gradients.flags for state in states], tokens)
     for state in states:
         state.share(states[0].loss_scale)
-        state.begin_loss(scale, tokens)
+        state.gradients.begin_loss(scale, tokens, first=state.begin_step)
     if len(states) > 1:
         _step_together(states)
     blocks.append(_Block(states, [*losses, *products]))

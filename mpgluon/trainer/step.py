@@ -20,10 +20,11 @@ from mpgluon.graph.output_operators import GraphsSeen
 from mpgluon.trainer import shared_scale
 from mpgluon.trainer.advice import Advice
 from mpgluon.trainer.factors import Factors
-from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, flags_up, with_flag
+from mpgluon.trainer.gradient_flags import GradientFlags, flags_down, flags_up, with_flag
 from mpgluon.trainer.gradients import NOTHING, Gradients
 from mpgluon.trainer.judgement import Look, are_finite, look_at_step
 from mpgluon.trainer.master_keeper import ChecksWeights, MasterKeeper
+from mpgluon.trainer.measurement import Measurement
 from mpgluon.trainer.networks import flags_of_step
 from mpgluon.trainer.statistics import KeptStatistics
 from mpgluon.trainer.step_number import Counts, StepNumber
@@ -74,6 +75,7 @@ class TrainerState(ChecksWeights):
         Factors of the losses for this Trainer.
     statistics : KeptStatistics
         Running statistics from before the latest losses, if a step may be skipped.
+    measurement : Measurement
     step_was_skipped : bool
         Whether the latest ``step`` left the weights as they were.
     skipped_steps, skips_at_the_floor : int
@@ -96,6 +98,7 @@ class TrainerState(ChecksWeights):
         self.loss_scale = loss_scale
         shared_scale.join(loss_scale, self)
         self.statistics = KeptStatistics(trainer)
+        self.measurement = Measurement(trainer)
         self.gradients = Gradients(trainer, GradientFlags(trainer, self.statistics))
         self.tokens = Tokens()
         self.seen_graphs = GraphsSeen()
@@ -122,9 +125,8 @@ class TrainerState(ChecksWeights):
 
     def counts(self) -> Counts:
         """Return the counts that tell the Trainer's steps apart."""
-        trainer = self.trainer
-        updates = gluon_trainer.optimizer_of(trainer).num_update
-        return Counts(updates, self.skipped_steps, gluon_trainer.update_counts(trainer))
+        updates = gluon_trainer.optimizer_of(self.trainer).num_update
+        return Counts(updates, self.skipped_steps, gluon_trainer.update_counts(self.trainer))
 
     def step_number(self) -> int:
         """Return the number, from 1, of the step that is next or being made."""
@@ -141,15 +143,17 @@ class TrainerState(ChecksWeights):
             self.loss_scale = loss_scale
             shared_scale.join(loss_scale, self)
 
-    def begin_loss(self, scale: float, tokens: Weights) -> None:
-        """Record that a loss times ``scale`` is about to go backward."""
-        keep = self.statistics.keep if self.loss_scale.skips_overflow else lambda: None
-        self.gradients.begin_loss(scale, tokens, first=keep)
+    def begin_step(self) -> None:
+        """Record that the first loss of a step is about to go backward."""
+        self.measurement.begin(measures=self.loss_scale.measures)
+        if self.loss_scale.skips_overflow:
+            self.statistics.keep()
 
     def discard(self) -> None:
         """Discard the latest step, and one that was begun."""
         self.gradients.discard()
         self.statistics.discard()
+        self.measurement.discard()
         shared_scale.abandon_round(self.loss_scale)
         self.latest = Factors()
 
@@ -224,6 +228,7 @@ class TrainerState(ChecksWeights):
             one.follow()
         make_masters(self.trainer)
         _report(self, good)
+        could_shrink |= self.scale < (now.scale or 0.0)  # to fit what was measured
         gluon_trainer.optimizer_of(self.trainer).rescale_grad *= (
             factors.coefficient / factors.divisor
         )
@@ -271,17 +276,17 @@ def _report(state: TrainerState, good: bool) -> None:
     if now.verdict is not None:
         return
     together = now.together or (state,)
-    trainers = [one.trainer for one in together]
-    # In several processes nothing is measured, so that all have the same scale.
-    measures = state.loss_scale.measures and all(map(gluon_trainer.is_alone, trainers))
-    flags = flags_of_step(state.trainer, trainers, good=good, measures=measures)
+    flags = flags_of_step(state.trainer, [one.trainer for one in together], good=good)
+    here = [one for one in together if one.gradients.now.together is now.together]
+    largest = state.measurement.end([one.measurement for one in here])
+    if state.loss_scale.measures:
+        flags = replace(flags, largest=largest)
     for one in together:
         one.flags = flags
-        if now.together and one.gradients.now.together is now.together:
-            one.gradients.change(verdict=good)
+    for one in here if now.together else ():
+        one.gradients.change(verdict=good)
     if now.together or now.scale is not None:
-        largest = flags.largest if measures else None
-        shared_scale.report(state.loss_scale, together, finite=good, largest=largest)
+        shared_scale.report(state.loss_scale, together, finite=good, largest=flags.largest)
 
 
 def _repair_statistics() -> None:

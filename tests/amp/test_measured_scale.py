@@ -98,6 +98,133 @@ def test_a_scale_that_two_trainers_share_fits_the_larger_gradients(factors):
     assert shared.scale == 2.0**7  # 48 * 2**7 * 2**3 is below 65504, and twice that is not
 
 
+def mlp(*sizes, std=0.3):
+    pairs = zip(sizes, sizes[1:])
+    net = in_sequence(*(nn.Dense(o, in_units=i, activation="tanh") for i, o in pairs))
+    mx.random.seed(0)
+    net.initialize(mx.init.Normal(std))
+    mpgluon.cast_block(net)
+    net.hybridize()
+    return net
+
+
+def backward(loss, trainer):
+    with amp.scale_loss(loss, trainer) as scaled:
+        scaled.backward(retain_graph=True)
+
+
+def normal(*shape, seed=0):
+    return mx.nd.array(np.random.default_rng(seed).standard_normal(shape))
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_the_scales_of_a_gan_stay_where_their_first_steps_put_them():
+    generator, discriminator = mlp(4, 16, 8), mlp(8, 16, 1)
+    of_generator, of_discriminator = trainer_of(generator), trainer_of(discriminator)
+    loss_fn = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+    ones, scales = mx.nd.ones((64,)), []
+    for seed in range(12):
+        noise, real = normal(64, 4, seed=seed), normal(64, 8, seed=seed)
+        with autograd.record():
+            fake = discriminator(generator(noise).detach())
+            backward(loss_fn(discriminator(real), ones) + loss_fn(fake, 0 * ones), of_discriminator)
+        of_discriminator.step(64)
+        assert (discriminator[0].weight.grad() != 0).asnumpy().mean() > 0.95
+        with autograd.record():
+            backward(loss_fn(discriminator(generator(noise)), ones), of_generator)
+        of_generator.step(64)
+        scales.append([amp.loss_scale(of_discriminator), amp.loss_scale(of_generator)])
+    assert min(scales[0]) > 2**4
+    assert (np.abs(np.log2(scales) - np.log2(scales[0])) <= 1).all()
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_the_numbers_of_a_frozen_network_in_the_loss_count():
+    net, judge = mlp(8, 16, 8), mlp(8, 64, 16, std=0.001)
+    judge.collect_params().setattr("grad_req", "null")
+    trainer = trainer_of(net, mpgluon.MeasuredLossScale(init_scale=2.0**4))
+    for _ in range(20):
+        with autograd.record():
+            backward(judge(net(normal(4, 8)).astype("float16")).astype("float32").sum(), trainer)
+        trainer.step(1)
+        assert not amp.step_was_skipped(trainer)
+    assert amp.step_flags(trainer).largest == amp.loss_scale(trainer)  # d loss / d result is 1
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_passes_before_the_loss_of_a_step_do_not_count():
+    net, pixels = mlp(8, 16, 1), mx.nd.ones((4, 8))
+    trainer, scales = trainer_of(net), []
+    pixels.attach_grad()
+    for _ in range(6):
+        with autograd.record():
+            backward((net(pixels) * 2.0**15).sum(), trainer)
+        trainer.step(4)
+        scales.append(amp.loss_scale(trainer))
+        with autograd.record():
+            loss = (net(pixels) * 2.0**15).sum()
+        autograd.grad(loss, [pixels])[0].wait_to_read()  # without the loss scale, which is below 1
+    assert scales[0] < 1
+    assert scales == [scales[0]] * 6
+
+
+@pytest.mark.usefixtures("native_operators")
+@pytest.mark.parametrize("other", ["measured", "dynamic"])
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_two_trainers_of_one_network_have_numbers_each(other, in_turn):
+    net = in_sequence(nn.Dense(8, in_units=8), nn.Dense(8, in_units=8))
+    mx.random.seed(0)
+    net.initialize(mx.init.Xavier())
+    mpgluon.cast_block(net)
+    first, second = trainer_of(net[0], other), trainer_of(net[1])
+    for _ in range(4):
+        with autograd.record():
+            of_first = (net[0](normal(4, 8)).astype("float32") ** 2).mean()
+            of_second = (net[1](normal(4, 8)).astype("float32") ** 2).mean()
+        backward(of_first, first)
+        if in_turn:
+            first.step(4)
+        backward(of_second, second)
+        if not in_turn:
+            first.step(4)
+        second.step(4)
+    assert (amp.step_flags(first).largest is None) == (other == "dynamic")
+    assert 2**4 < amp.loss_scale(second) < 2**24
+    assert 65504 / 2**6 < amp.step_flags(second).largest <= 65504 / 2**3
+
+
+@pytest.mark.usefixtures("native_operators")
+@pytest.mark.parametrize(
+    ("policy", "searches"),
+    [
+        ("params=float32,compute=float8_e4m3", True),
+        ("params=float32,compute=float6_e3m2", True),
+        ("bfloat16", False),
+        ("params=float32,compute=float16", False),
+    ],
+)
+def test_narrow_formats_that_are_not_measured_are_searched(policy, searches):
+    net = in_sequence(nn.Dense(1, in_units=2, use_bias=False))
+    net.initialize(mx.init.Constant(0.5))
+    options = {"learning_rate": 2.0**-24}
+    trainer = mpgluon.prepare(net, policy, "sgd", options, loss_scale="measured")
+    for _ in range(5):
+        with autograd.record():
+            backward(net(mx.nd.ones((1, 2))) * 0, trainer)
+        trainer.step(1)
+    assert amp.loss_scale(trainer) == (2**5 if searches else 1)
+    assert amp.step_flags(trainer).largest == (None if searches else 0)
+
+
+@pytest.mark.usefixtures("native_operators")
+def test_batches_that_train_nothing_are_reported_at_the_smallest_scale(caplog):
+    net = network()
+    trainer = trainer_of(net, mpgluon.MeasuredLossScale(min_scale=1.0))
+    skipped = [step(net, trainer, factor) for factor in (1, 2.0**20) * 6]
+    assert skipped == [False, True] * 6
+    assert "5 steps were skipped at a loss scale of 1, which can shrink no further" in caplog.text
+
+
 @HOW
 @BOTH
 @pytest.mark.parametrize("factor", [2.0**-10, 1.0, 2.0**12])

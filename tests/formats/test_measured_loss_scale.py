@@ -1,6 +1,7 @@
 """The loss scale that follows the largest numbers of backward passes: its rule, without arrays."""
 
 import json
+import math
 
 from mpgluon import MeasuredLossScale
 from mpgluon.formats.loss_scale import as_loss_scale
@@ -53,12 +54,34 @@ def test_an_overflow_that_was_not_measured_halves_the_scale_for_a_while():
     scale = MeasuredLossScale(interval=10)
     train(scale, [1.0])
     before = scale.scale
-    scale.advance(False, before)  # such as in a sum over devices: each was 1
-    assert scale.scale == before / 2
-    train(scale, [1.0] * 9)
-    assert scale.scale == before / 2
-    train(scale, [1.0] * 20)
-    assert scale.scale == before
+    for halvings in (1, 2):
+        scale.advance(False, scale.scale)  # such as in a sum over devices: each was 1
+        assert scale.scale == before / 2**halvings
+    found = train(scale, [1.0] * 20)[0]
+    assert found == [before / 4] * 7 + [before / 2] * 10 + [before] * 3  # after steps 10 and 20
+
+
+@pytest.mark.parametrize(("size", "floor"), [(2.0**-20, 1.0), (1.0, 1.0), (2.0**17, 2.0**-5)])
+def test_bad_batches_alone_do_not_take_the_scale_below_one(size, floor):
+    scale = MeasuredLossScale(interval=100)
+    train(scale, [size] * 2)
+    for _ in range(40):
+        scale.advance(False, size * scale.scale)
+    assert scale.scale == floor
+    assert not scale.can_shrink
+    train(scale, [size] * 4_000)
+    assert scale.scale == min(2.0 ** (12 - math.log2(size)), 2.0**24)
+
+
+@pytest.mark.parametrize("largest", [None, 0.0])
+def test_bad_batches_before_anything_is_measured_do_not_either(largest):
+    scale = MeasuredLossScale(init_scale=4.0)
+    found = [scale.advance(False, largest) or scale.scale for _ in range(4)]
+    assert found == [2, 1, 1, 1]
+    assert not scale.can_shrink
+    below = MeasuredLossScale(init_scale=0.25)
+    below.advance(False, largest)
+    assert below.scale == 0.25
 
 
 def test_where_nothing_is_measured_it_doubles_until_one_step_overflows():
@@ -94,7 +117,15 @@ def test_a_state_in_json_continues():
     assert one.state_dict() == other.state_dict()
 
 
-@pytest.mark.parametrize("wrong", [{"largest": -1.0}, {"largest_before": "1"}, {"margin": True}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"largest": -1.0},
+        {"largest_before": "1"},
+        *({"margin": margin} for margin in (True, 0, 31)),
+        *({"growth_interval": 0}, {"searches": "x"}, {"backoff": -1}),
+    ],
+)
 def test_a_state_that_is_none_is_refused(wrong):
     scale = MeasuredLossScale()
     before = scale.state_dict()
@@ -107,6 +138,7 @@ def test_a_state_that_is_none_is_refused(wrong):
     ("options", "error", "message"),
     [
         ({"margin": 0}, ValueError, "margin must be at least 1, received 0"),
+        ({"margin": 1100}, ValueError, "margin must be at most 30, received 1100"),
         ({"interval": 2.0}, TypeError, "interval must be an int, received 2.0"),
         ({"init_scale": 3}, ValueError, "init_scale must be a power of two"),
         ({"max_scale": 0.5}, ValueError, "init_scale must lie between"),

@@ -1,0 +1,88 @@
+"""The largest number of a Trainer's backward passes, for a loss scale that follows it.
+
+Layers note the largest number of all their backward passes, of any Trainer's loss. A loss may run
+through networks of other Trainers, as a generator's does through the discriminator, or of none,
+and all of them count. Passes before a step's first loss do not, and where losses of two Trainers
+have gone backward before the first of both steps, only the layers of each Trainer's parameters do.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Optional
+from weakref import WeakSet
+
+from mpgluon.cast.status_flags import Layers
+from mpgluon.formats.float_format import FLOAT16, format_named
+from mpgluon.trainer.networks import casts_of, layers_of
+from mpgluon.updates import gluon_trainer
+
+from mxnet import gluon
+
+__all__ = ["Measurement"]
+
+_here = threading.local()  # its ``begun``: the measurements that began in this thread
+
+
+class Measurement:
+    """The largest number of a step of one Trainer.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    """
+
+    def __init__(self, trainer: gluon.Trainer) -> None:
+        self.trainer = trainer
+        self._is_open = False  # whether there is a scaled loss without its step
+        self._met: WeakSet[Measurement] = WeakSet()  # others that were open during this step
+
+    def begin(self, *, measures: bool) -> None:
+        """Begin a step, with its first loss; ``measures`` is whether its number is wanted."""
+        begun: WeakSet[Measurement] = vars(_here).setdefault("begun", WeakSet())
+        self._is_open = False
+        self._met = WeakSet(one for one in list(begun) if one._is_open)
+        for other in self._met:
+            other._met.add(self)
+        self._is_open = True
+        begun.add(self)
+        if not measures:
+            return
+        for layers in Layers.of_this_thread():
+            layers.note(measures=True)
+            if not self._met:  # else the number may be of their losses
+                layers.take_largest(gluon_trainer.devices_of(self.trainer))
+
+    def discard(self) -> None:
+        """Give the step up."""
+        self._is_open = False
+
+    def end(self, together: Sequence[Measurement]) -> Optional[float]:
+        """Return the largest number of the losses of Trainers that step together.
+
+        ``None`` where it is not measured. The devices must be idle.
+        """
+        for one in together:
+            one.discard()
+        if not all(map(_is_measured, together)):
+            return None
+        trainers = [one.trainer for one in together]
+        networks, parameters = Layers.of_this_thread(), None
+        if any(set(one._met).difference(together) for one in together):
+            networks = layers_of(trainers)
+            parameters = {p for one in trainers for p in gluon_trainer.parameters_of(one)}
+        devices = gluon_trainer.devices_of(self.trainer)
+        found = [one.take_largest(devices, parameters) for one in networks]
+        return max((one for one in found if one is not None), default=None)
+
+
+def _is_measured(one: Measurement) -> bool:
+    """Whether the numbers of a Trainer's networks are all noted.
+
+    Numbers of formats as wide as FP32 need no note, and those of other narrow formats have none.
+    In several processes none counts, so that all have the same scale.
+    """
+    formats = [format_named(cast.policy.compute_dtype) for cast in casts_of([one.trainer])]
+    noted = [form == FLOAT16 or form.exponent_bits >= 8 for form in formats]
+    return gluon_trainer.is_alone(one.trainer) and bool(noted) and all(noted)

@@ -18,7 +18,7 @@ from mpgluon_tools.deployment.folding import fold_constants
 from mpgluon_tools.deployment.recording import Recording
 from mpgluon_tools.leaving.refusal import UnsupportedError
 from mpgluon_tools.onnx.calls import TYPES, Nodes, OperatorCall
-from mpgluon_tools.onnx.operators import TRANSLATIONS
+from mpgluon_tools.onnx.operators import TRANSLATIONS, translate
 
 import onnx
 from onnx import TensorProto, helper
@@ -148,7 +148,10 @@ class _Writer:
         rule = rule_of(name_in_f(node.operator), node.options)
         fixed = {key for place, key in enumerate(inputs)  # such as indices
                  if place in facts_in_graph(node.operator).not_cast}  # fmt: skip
-        integer = node.outputs[0].dtype.startswith(("int", "uint"))  # in ONNX an FP32 number
+        in_mxnet = tuple(
+            value.dtype for value in (node.outputs[0], *(e.value for e in node.inputs))
+        )
+        integer = in_mxnet[0].startswith(("int", "uint", "bool"))  # in ONNX an FP32 number
         followed = [key for key in inputs if key not in fixed]
         dtype = "float32" if integer else self._format_of(node, rule, followed)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
@@ -164,10 +167,11 @@ class _Writer:
             larger_shape=self._larger[node, 0],
             values=[self._recording.values.get(self._variable(key)) for key in inputs],
             dtype=dtype,
+            in_mxnet=in_mxnet,
             integer=integer,
         )
         try:
-            results = TRANSLATIONS[node.operator](call)
+            results = translate(node.operator, call)
         except UnsupportedError as why:
             self.problems.append(f"{node.name} ({node.operator}: {why})")
             results = [node.name] * len(node.outputs)  # so that later operators are translated, too

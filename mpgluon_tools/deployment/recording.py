@@ -8,6 +8,7 @@ it, :mod:`mpgluon_tools.deployment.inference` computes it in MXNet, and
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
@@ -80,6 +81,10 @@ class Recording:
         """
         shapes = {name: value.shape for name, value in self.values.items()}
         dtypes = dict.fromkeys([*shapes, *self.inputs], "float32")
+        for node in self.graph.nodes if mx.util.is_np_shape() else ():
+            if node.operator == "_zeros":  # begin states, with 0 for a size that is now called -1
+                shape = re.sub(r"\b0\b", "-1", node.attributes["shape"])
+                node.attributes = {**node.attributes, "shape": shape}
         try:
             with redirect_stdout(None):  # MXNet's list of all shapes
                 self.graph.infer(dtypes, {**shapes, **dict(zip(self.inputs, input_shapes))})

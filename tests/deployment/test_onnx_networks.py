@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpgluon.base.blocks import set_value
+from mpgluon.deployment import export_torch
 from mpgluon_tools.onnx.export import export_onnx
 
 import mxnet as mx
@@ -10,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from deployment_helpers import some_images
+from interfaces import interface
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
 
@@ -77,6 +79,19 @@ def test_a_recurrent_layer_takes_any_batch_length_and_begin_state(
         session = exported(net, tmp_path, shapes[0])
         arrays = [some_images(*shape, seed=seed) for seed, shape in enumerate(shapes[1])]
         assert_same_results(session, net, arrays, FEW_ROUNDINGS)
+
+
+@pytest.mark.filterwarnings("ignore:ndarray.context:DeprecationWarning")  # in Gluon's layer
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_recurrent_layer_of_the_numpy_interface_begins_with_zeros(kind, tmp_path):
+    with interface(in_numpy=True) as array:
+        net = RECURRENT[kind](4, 2, layout="NTC", input_size=3)
+        net.initialize(mx.init.Uniform(0.5))
+        session = exported(net, tmp_path, [(2, 5, 3)])
+        images = array(np.random.RandomState(0).standard_normal((3, 7, 3)).astype(np.float32))
+        assert_same_results(session, net, [images], FEW_ROUNDINGS)
+        program = export_torch(net, tmp_path / "torch", [(2, 5, 3)]) / "model.py"
+        assert "self.rnn0(x.transpose(0, 1))" in program.read_text()  # zeros by default, there
 
 
 @pytest.mark.parametrize("example", [(2, 5), (5, 5), (1, 1)])

@@ -77,8 +77,14 @@ class Recording:
         Raises
         ------
         ValueError
-            If the network does not work on them.
+            If the network does not work on them, or does not use one of its inputs.
         """
+        variables = {node.name for node in self.graph.nodes if node.is_variable}
+        unused = [name for name in self.inputs if name not in variables]
+        if unused:
+            raise ValueError(
+                f"the network does not use its input {', '.join(unused)}; take a block without it"
+            )
         shapes = {name: value.shape for name, value in self.values.items()}
         dtypes = dict.fromkeys([*shapes, *self.inputs], "float32")
         for node in self.graph.nodes if mx.util.is_np_shape() else ():

@@ -45,6 +45,9 @@ def _split(call: OperatorCall) -> Sequence[str]:
     count, sizes = call.option("num_outputs", call.option("sections", 0)), []
     if not count:
         sizes, count = [np.diff([*starts, call.size(axis)])], len(starts)
+    elif call.shapes[0][axis] % count:  # of mx.np.array_split, whose first parts are larger
+        places = np.array_split(range(call.size(axis)), count)
+        sizes = [np.array([len(part) for part in places])]
     parts = call.several("Split", count, call.inputs[0], *sizes, axis=axis)
     squeeze = call.option("squeeze_axis", False)
     return [call.step("Squeeze", part, [axis]) for part in parts] if squeeze else parts
@@ -79,7 +82,7 @@ def _filled(value: float, call: OperatorCall) -> str:
 
 
 def _tile(call: OperatorCall) -> str:
-    repeats, data = [*call.options["reps"]], call.inputs[0]
+    repeats, data = np.atleast_1d(call.options["reps"]).tolist(), call.inputs[0]
     more = len(repeats) - call.rank
     if more > 0:
         data = call.step("Unsqueeze", data, list(range(more)))

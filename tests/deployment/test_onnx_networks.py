@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpgluon import PrecisionError
 from mpgluon.base.blocks import set_value
 from mpgluon.deployment import export_torch
 from mpgluon_tools.onnx.export import export_onnx
@@ -10,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import onnxruntime
 import pytest
-from deployment_helpers import some_images
+from deployment_helpers import Lambda, some_images
 from interfaces import interface
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
@@ -48,6 +49,31 @@ class WithStates(gluon.HybridBlock):
 
     def hybrid_forward(self, _, data, *states):
         return self.layer(data, list(states))
+
+
+class WithLengths(WithStates):
+    """A recurrent layer of sequences of several lengths."""
+
+    def hybrid_forward(self, _, data, lengths):
+        return self.layer(data, sequence_length=lengths)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: WithLengths(rnn.LSTM(4, use_sequence_length=True, input_size=3)),
+            PrecisionError,
+            r"RNN: use_sequence_length\); write these blocks",
+        ),
+        (lambda: Lambda(lambda _, x, __: x * 2), ValueError, "not use its input data1; take a"),
+    ],
+)
+def test_an_input_without_a_place_in_the_file_is_refused(make, error, message, tmp_path):
+    net = make()
+    net.initialize()
+    with pytest.raises(error, match=message):
+        export_onnx(net, tmp_path / "net.onnx", input_shapes=[(5, 2, 3), (2,)])
 
 
 RECURRENT = {

@@ -139,6 +139,12 @@ NUMPY_CASES = {
         lambda: Lambda(lambda F, x: F.np.sum(F.npx.relu(x).astype("bool") * x, axis=())),
         IMAGE,
     ),
+    "mx.np: uneven parts": (
+        lambda: Lambda(
+            lambda F, x: F.np.concatenate(F.np.array_split(F.np.tile(x, 2), 5, axis=3)[::-1], 3)
+        ),
+        IMAGE,
+    ),
     "mx.np: products": (lambda: Product(), VECTOR),
 }
 
@@ -468,9 +474,10 @@ def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
-def test_an_operator_may_have_the_name_of_the_result():
-    data, images = mx.sym.var("data"), some_images(*VECTOR)
-    logits = mx.sym.relu(mx.sym.FullyConnected(data, num_hidden=3, name="logits"))
+@pytest.mark.parametrize("names", [("logits", "weight"), ("dense", "logits")])
+def test_an_operator_or_parameter_may_have_the_name_of_the_result(names):
+    data, weight, images = mx.sym.var("data"), mx.sym.var(names[1]), some_images(*VECTOR)
+    logits = mx.sym.relu(mx.sym.FullyConnected(data, weight, num_hidden=3, name=names[0]))
     net = gluon.SymbolBlock(mx.sym.FullyConnected(logits, num_hidden=2, name="logits_"), data)
     net.initialize(mx.init.One())
     net(images)
@@ -603,6 +610,8 @@ REFUSED = {
     "a layer of another layout": (lambda: nn.Conv2D(4, 3, layout="NHWC", in_channels=9),
         "its layout is not NCHW"),
     "a layer of another axis": (lambda: nn.BatchNorm(axis=2, in_channels=9), "its axis is 2"),
+    "a layer whose statistics are a result": (lambda: Weighted((9,), lambda F, x, w: F.LayerNorm(
+        x, w, w, output_mean_var=True)[1]), "its statistics are used"),
     "a layer norm of another axis": (lambda: nn.LayerNorm(1, in_channels=6), "its axis is 1"),
 }  # fmt: skip
 

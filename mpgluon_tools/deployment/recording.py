@@ -8,6 +8,7 @@ it, :mod:`mpgluon_tools.deployment.inference` computes it in MXNet, and
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import redirect_stdout
@@ -76,10 +77,20 @@ class Recording:
         Raises
         ------
         ValueError
-            If the network does not work on them.
+            If the network does not work on them, or does not use one of its inputs.
         """
+        variables = {node.name for node in self.graph.nodes if node.is_variable}
+        unused = [name for name in self.inputs if name not in variables]
+        if unused:
+            raise ValueError(
+                f"the network does not use its input {', '.join(unused)}; take a block without it"
+            )
         shapes = {name: value.shape for name, value in self.values.items()}
         dtypes = dict.fromkeys([*shapes, *self.inputs], "float32")
+        for node in self.graph.nodes if mx.util.is_np_shape() else ():
+            if node.operator == "_zeros":  # begin states, with 0 for a size that is now called -1
+                shape = re.sub(r"\b0\b", "-1", node.attributes["shape"])
+                node.attributes = {**node.attributes, "shape": shape}
         try:
             with redirect_stdout(None):  # MXNet's list of all shapes
                 self.graph.infer(dtypes, {**shapes, **dict(zip(self.inputs, input_shapes))})

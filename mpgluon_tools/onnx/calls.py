@@ -21,7 +21,8 @@ __all__ = [
     "Translation",
 ]
 
-TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
+TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bool": TensorProto.BOOL,
+         "int8": TensorProto.INT8, "uint8": TensorProto.UINT8}  # fmt: skip
 
 Operand = Union[str, int, float, Sequence[int], npt.NDArray[Any]]
 
@@ -68,7 +69,8 @@ class OperatorCall:
     larger_shape: tuple[int, ...]  # of the output in the larger example: other sizes are open
     values: list[Optional[npt.NDArray[np.float32]]]  # of the operands that are parameters
     dtype: str  # of the operands: "float32" or "float16"
-    integer: bool = False  # whether MXNet computes in integers
+    in_mxnet: tuple[str, ...] = ("float32",)  # MXNet's formats of the result and the operands
+    integer: bool = False  # whether MXNet's result has integers or truth values
 
     @property
     def rank(self) -> int:
@@ -79,6 +81,12 @@ class OperatorCall:
         """Return an option; MXNet writes some defaults as None."""
         value = self.options.get(name)
         return default if value in (None, "None") else value
+
+    def number(self, option: str, default: float = 0) -> float:
+        """Return a number; MXNet cuts off its fraction among integers, and ONNX does not."""
+        value = float(self.option(option, default))
+        require(not self.integer or value.is_integer(), f"{option}={value} among integers")
+        return value
 
     def axis(self, option: str = "axis", default: int = 0, more: int = 0) -> int:
         """Return an axis, counted from the first, of an array with so many more axes."""

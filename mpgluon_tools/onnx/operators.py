@@ -11,11 +11,13 @@ The ONNX operator specification, opset 17.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from math import log, prod, sqrt
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Union
 
 from mpgluon.graph.operators import operators_with
 from mpgluon_tools.leaving.refusal import require
@@ -27,7 +29,7 @@ from mpgluon_tools.onnx.shapes import SHAPES
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["TRANSLATIONS"]
+__all__ = ["TRANSLATIONS", "translate"]
 
 
 _CHANNELS_FIRST = (None, "None", "NCW", "NCHW", "NCDHW")
@@ -193,8 +195,11 @@ def _softmax(operator: str, call: OperatorCall) -> str:
 
 def _reduction(operator: str, call: OperatorCall) -> str:
     require(call.option("dtype") is None, f"dtype={call.option('dtype')}")
+    sizes = call.output_shape, call.larger_shape
+    if operator != "ReduceL2" and sizes == (call.shapes[0], call.larger_shapes[0]):
+        return call.inputs[0]  # of no axes, or of axes with one element
     axes, keep = call.axes("axis", range(call.rank)), call.option("keepdims", False)
-    if call.option("exclude", False):
+    if call.option("exclude", False) and call.option("axis") not in (None, ()):
         axes = [axis for axis in range(call.rank) if axis not in axes]
     attributes: dict[str, Any] = {"keepdims": int(keep), "axes": axes}
     # A ReduceSum alone takes the axes as an operand.
@@ -217,7 +222,7 @@ def _question(operator: str, call: OperatorCall) -> str:
     connective = operator in ("And", "Or", "Xor", "Not")
     operands: list[Operand] = [call.truth(one) if connective else one for one in call.inputs]
     if "scalar" in call.options:
-        operands.append(float(call.options["scalar"]))
+        operands.append(call.number("scalar"))
     answer = call.step("Equal" if operator == "NotEqual" else operator, *operands)
     return call.as_numbers(call.step("Not", answer) if operator == "NotEqual" else answer)
 
@@ -242,8 +247,7 @@ def _same(operator: str) -> Translation:
 
 
 def _with_number(operator: str, call: OperatorCall, *, reverse: bool = False) -> str:
-    require(operator not in ("Div", "Pow") or not call.integer, "a division or power of integers")
-    operands: list[Operand] = [call.inputs[0], float(call.options["scalar"])]
+    operands: list[Operand] = [call.inputs[0], call.number("scalar")]
     return call.node(operator, *(operands[::-1] if reverse else operands))
 
 
@@ -284,7 +288,7 @@ TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType({
     "LeakyReLU": _leaky_relu,
     "Pooling": _pooling, "_contrib_AdaptiveAvgPooling2D": _adaptive_pooling,
     "clip": lambda call: call.node(
-        "Clip", *call.inputs, *(float(call.options[end]) for end in ("a_min", "a_max"))),
+        "Clip", *call.inputs, *map(call.number, ("a_min", "a_max"))),
     "Pad": _pad, "where": _where,
     "softmax": partial(_softmax, "Softmax"), "log_softmax": partial(_softmax, "LogSoftmax"),
     **{name: partial(_reduction, operator) for name, operator in _REDUCTIONS.items()},
@@ -307,3 +311,27 @@ TRANSLATIONS: MappingProxyType[str, Translation] = MappingProxyType({
        ("broadcast_logical_and", "broadcast_logical_or", "broadcast_logical_xor", "logical_not")},
     **SHAPES, **DETECTION, **_IN_NUMPY,
 })  # fmt: skip
+
+# Words in the names of operators whose results are integers if their operands are.
+_WHOLE = re.compile(
+    "_(a[bd][a-z]*|ceil|clip|equal|floor|greater|lesser|logical|max(imum)?|min(imum|us)?|mul(tiply)?|"
+    "negative|plus|prod|relu|r?minus|r?sub(tract)?|sign|square|sum|where)_"
+)
+_MOVES = {*SHAPES, "where"} - {"_np_cumsum", "argsort", "one_hot", "topk"}
+_OF_INTEGERS = {
+    *SHAPES, "elemwise_div", "broadcast_div", "broadcast_mod",
+    *(name for name in TRANSLATIONS if _WHOLE.search(f"_{name}_")),
+}  # fmt: skip
+
+
+def translate(operator: str, call: OperatorCall) -> Union[str, Sequence[str]]:
+    """Add the nodes of an operator, and return the name of its result, or of each.
+
+    MXNet's integers are FP32 numbers in the file: an operator is refused that cuts off their
+    fractions in MXNet, or wraps them to 8 bits.
+    """
+    narrow = call.in_mxnet[0] == "bool" or not {"int8", "uint8"}.isdisjoint(call.in_mxnet)
+    possible = _MOVES if narrow else _OF_INTEGERS if call.integer else TRANSLATIONS
+    formats = " and ".join(sorted({*call.in_mxnet} - {"float32"}))
+    require(operator in possible, f"it computes in {formats}; cast its operands to float32 first")
+    return TRANSLATIONS[operator](call)

@@ -45,6 +45,9 @@ def _split(call: OperatorCall) -> Sequence[str]:
     count, sizes = call.option("num_outputs", call.option("sections", 0)), []
     if not count:
         sizes, count = [np.diff([*starts, call.size(axis)])], len(starts)
+    elif call.shapes[0][axis] % count:  # of mx.np.array_split, whose first parts are larger
+        places = np.array_split(range(call.size(axis)), count)
+        sizes = [np.array([len(part) for part in places])]
     parts = call.several("Split", count, call.inputs[0], *sizes, axis=axis)
     squeeze = call.option("squeeze_axis", False)
     return [call.step("Squeeze", part, [axis]) for part in parts] if squeeze else parts
@@ -79,7 +82,7 @@ def _filled(value: float, call: OperatorCall) -> str:
 
 
 def _tile(call: OperatorCall) -> str:
-    repeats, data = [*call.options["reps"]], call.inputs[0]
+    repeats, data = np.atleast_1d(call.options["reps"]).tolist(), call.inputs[0]
     more = len(repeats) - call.rank
     if more > 0:
         data = call.step("Unsqueeze", data, list(range(more)))
@@ -132,7 +135,7 @@ def _one_hot(call: OperatorCall) -> str:
     """Translate a one_hot, whose rows for indices out of range are empty."""
     places = call.step("Unsqueeze", call.cut(call.inputs[0]), [call.rank])
     chosen = call.step("Equal", places, list(range(call.options["depth"])))
-    on, off = (float(call.option(f"{name}_value", name == "on")) for name in ("on", "off"))
+    on, off = (call.number(f"{name}_value", name == "on") for name in ("on", "off"))
     return call.node("Where", chosen, on, off)
 
 
@@ -146,16 +149,23 @@ def _arange_like(call: OperatorCall) -> str:
     return numbers if along else call.node("Reshape", numbers, shape)
 
 
+def _order(call: OperatorCall, *, ascend: bool) -> dict[str, int]:
+    """Return the axis and direction of a TopK."""
+    require(call.options.get("axis", -1) not in (None, "None"), "it sorts over all axes")
+    return {"axis": call.axis(default=-1), "largest": int(not call.option("is_ascend", ascend))}
+
+
 def _topk(call: OperatorCall) -> Sequence[str]:
     kind, count = call.option("ret_typ", "indices"), call.option("k", 1)
     require(kind in ("indices", "value", "both") and count > 0, f"ret_typ={kind!r}, k={count}")
-    axis, largest = call.axis(default=-1), int(not call.option("is_ascend", False))
-    values, places = call.several("TopK", 2, call.inputs[0], [count], axis=axis, largest=largest)
+    order = _order(call, ascend=False)
+    values, places = call.several("TopK", 2, call.inputs[0], [count], **order)
     return values if kind == "value" else [values, call.as_numbers(places)][kind == "indices" :]
 
 
 def _running_sum(call: OperatorCall) -> str:
     require(call.option("axis") is not None, "it sums over all axes")
+    require(call.option("dtype") is None, f"dtype={call.option('dtype')}")
     return call.node("CumSum", call.inputs[0], np.array(call.axis()))
 
 
@@ -167,10 +177,8 @@ def _reverse(call: OperatorCall) -> str:
 
 def _sorted(places: bool, call: OperatorCall) -> str:
     """Translate a sort, to all numbers in order or to their places."""
-    require(call.options.get("axis", -1) not in (None, "None"), "it sorts over all axes")
-    axis, largest = call.axis(default=-1), int(not call.option("is_ascend", True))
-    options = {"axis": axis, "largest": largest}
-    results = call.several("TopK", 2, call.inputs[0], [call.size(axis)], **options)
+    order = _order(call, ascend=True)
+    results = call.several("TopK", 2, call.inputs[0], [call.size(order["axis"])], **order)
     return call.as_numbers(results[1]) if places else results[0]
 
 
@@ -179,6 +187,19 @@ def _first(operator: str, call: OperatorCall) -> str:
     require(call.option("axis") is not None, "it names no axis")
     keep = int(call.option("keepdims", False))
     return call.as_numbers(call.step(operator, call.inputs[0], axis=call.axis(), keepdims=keep))
+
+
+def _cast(call: OperatorCall) -> str:
+    """Translate a cast: integers lose their fractions, and those of 8 bits wrap.
+
+    Formats of floats are the writer's.
+    """
+    if not call.integer:
+        return call.inputs[0]
+    if call.in_mxnet[0] == "bool":
+        return call.as_numbers(call.truth(call.inputs[0]))
+    whole, narrow = call.cut(call.inputs[0]), TYPES.get(call.in_mxnet[0])
+    return call.as_numbers(call.step("Cast", whole, to=narrow) if narrow else whole)
 
 
 SHAPES: dict[str, Translation] = {
@@ -212,8 +233,6 @@ SHAPES: dict[str, Translation] = {
     "_contrib_arange_like": _arange_like,
     "argmax": partial(_first, "ArgMax"), "argmin": partial(_first, "ArgMin"),
     "shape_array": lambda call: call.as_numbers(call.step("Shape", call.inputs[0])),
-    # Formats of floats are the writer's; integers lose their fractions.
-    "Cast": lambda call: call.as_numbers(call.cut(call.inputs[0])) if call.integer
-        else call.inputs[0],
+    "Cast": _cast,
 }  # fmt: skip
 """Operators that move, choose or create elements."""

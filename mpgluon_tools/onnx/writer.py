@@ -16,9 +16,9 @@ from mpgluon.graph.nodes import Key, Node
 from mpgluon.graph.operators import Rule, facts_in_graph, lost_numbers, name_in_f, rule_of
 from mpgluon_tools.deployment.folding import fold_constants
 from mpgluon_tools.deployment.recording import Recording
-from mpgluon_tools.leaving.refusal import UnsupportedError
+from mpgluon_tools.leaving.refusal import UnsupportedError, require
 from mpgluon_tools.onnx.calls import TYPES, Nodes, OperatorCall
-from mpgluon_tools.onnx.operators import TRANSLATIONS
+from mpgluon_tools.onnx.operators import TRANSLATIONS, translate
 
 import onnx
 from onnx import TensorProto, helper
@@ -93,8 +93,9 @@ def _larger_example(
         return shapes
     layers = [node for node in recording.graph.nodes if node.operator == "RNN"]
     states = {entry.node.name for node in layers for entry in node.inputs[2:]}
-    batch = [(place, int(name in states)) for place, name in enumerate(recording.inputs)]
     second = [(place, 1) for place, shape in enumerate(shapes) if len(shape) > 1]
+    batch = [(place, int(name in states and (place, 1) in second))
+             for place, name in enumerate(recording.inputs)]  # fmt: skip
     larger, factor = [list(shape) for shape in shapes], 2
     for group in [batch, second, *([one] for one in batch)] if is_open == _LENGTH else [batch]:
         trial = [list(shape) for shape in larger]
@@ -134,6 +135,7 @@ class _Writer:
         self._batch_is_first = all(axis == 0 for _, axis in sources.values())
         count = len(recording.graph.heads)
         self._results = ["logits"] if count == 1 else [f"logits{place}" for place in range(count)]
+        self._uses = recording.uses()
         self._formats: dict[Key, str] = {}
         self._names: dict[tuple[Key, str], str] = {}  # of an output in a format
         for node in recording.graph.nodes:
@@ -148,7 +150,10 @@ class _Writer:
         rule = rule_of(name_in_f(node.operator), node.options)
         fixed = {key for place, key in enumerate(inputs)  # such as indices
                  if place in facts_in_graph(node.operator).not_cast}  # fmt: skip
-        integer = node.outputs[0].dtype.startswith(("int", "uint"))  # in ONNX an FP32 number
+        in_mxnet = tuple(
+            value.dtype for value in (node.outputs[0], *(e.value for e in node.inputs))
+        )
+        integer = in_mxnet[0].startswith(("int", "uint", "bool"))  # in ONNX an FP32 number
         followed = [key for key in inputs if key not in fixed]
         dtype = "float32" if integer else self._format_of(node, rule, followed)
         result_dtype = self._dtype if rule is Rule.NORMALIZE else dtype
@@ -164,21 +169,25 @@ class _Writer:
             larger_shape=self._larger[node, 0],
             values=[self._recording.values.get(self._variable(key)) for key in inputs],
             dtype=dtype,
+            in_mxnet=in_mxnet,
             integer=integer,
         )
         try:
-            results = TRANSLATIONS[node.operator](call)
+            results = translate(node.operator, call)
+            results = [results] if isinstance(results, str) else results
+            others = range(len(results), len(node.outputs))
+            require(not any(self._uses[node, place] for place in others), "its statistics are used")
         except UnsupportedError as why:
             self.problems.append(f"{node.name} ({node.operator}: {why})")
             results = [node.name] * len(node.outputs)  # so that later operators are translated, too
-        for place, name in enumerate([results] if isinstance(results, str) else results):
+        for place, name in enumerate(results):
             self._set((node, place), dtype, name)
             if result_dtype != dtype:
                 cast = self._in_format((node, place), result_dtype)
                 self._set((node, place), result_dtype, cast)
 
     def _free(self, name: str) -> str:
-        """Return an operator's name, or a longer one if a result of the model has this name."""
+        """Return the name of an operator or constant, or a longer one than that of a result."""
         if name in self._results:
             taken = {node.name for node in self._recording.graph.nodes}
             while name in taken:
@@ -229,6 +238,7 @@ class _Writer:
             values = self._recording.values.get(variable)
             if values is not None:
                 name = variable if dtype == self._dtype else f"{variable}_{dtype}"
+                name = self._free(name)
                 self._names[key, dtype] = self._model.constant(name, values, dtype)
             else:
                 name = self._names[key, self._formats[key]]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from mpgluon import PrecisionError
 from mpgluon.base.blocks import set_value
+from mpgluon.deployment import export_torch
 from mpgluon_tools.onnx.export import export_onnx
 
 import mxnet as mx
 import numpy as np
 import onnxruntime
 import pytest
-from deployment_helpers import some_images
+from deployment_helpers import Lambda, some_images
+from interfaces import interface
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
 
@@ -48,6 +51,31 @@ class WithStates(gluon.HybridBlock):
         return self.layer(data, list(states))
 
 
+class WithLengths(WithStates):
+    """A recurrent layer of sequences of several lengths."""
+
+    def hybrid_forward(self, _, data, lengths):
+        return self.layer(data, sequence_length=lengths)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: WithLengths(rnn.LSTM(4, use_sequence_length=True, input_size=3)),
+            PrecisionError,
+            r"RNN: use_sequence_length\); write these blocks",
+        ),
+        (lambda: Lambda(lambda _, x, __: x * 2), ValueError, "not use its input data1; take a"),
+    ],
+)
+def test_an_input_without_a_place_in_the_file_is_refused(make, error, message, tmp_path):
+    net = make()
+    net.initialize()
+    with pytest.raises(error, match=message):
+        export_onnx(net, tmp_path / "net.onnx", input_shapes=[(5, 2, 3), (2,)])
+
+
 RECURRENT = {
     "lstm": rnn.LSTM,
     "gru": rnn.GRU,
@@ -77,6 +105,19 @@ def test_a_recurrent_layer_takes_any_batch_length_and_begin_state(
         session = exported(net, tmp_path, shapes[0])
         arrays = [some_images(*shape, seed=seed) for seed, shape in enumerate(shapes[1])]
         assert_same_results(session, net, arrays, FEW_ROUNDINGS)
+
+
+@pytest.mark.filterwarnings("ignore:ndarray.context:DeprecationWarning")  # in Gluon's layer
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_recurrent_layer_of_the_numpy_interface_begins_with_zeros(kind, tmp_path):
+    with interface(in_numpy=True) as array:
+        net = RECURRENT[kind](4, 2, layout="NTC", input_size=3)
+        net.initialize(mx.init.Uniform(0.5))
+        session = exported(net, tmp_path, [(2, 5, 3)])
+        images = array(np.random.RandomState(0).standard_normal((3, 7, 3)).astype(np.float32))
+        assert_same_results(session, net, [images], FEW_ROUNDINGS)
+        program = export_torch(net, tmp_path / "torch", [(2, 5, 3)]) / "model.py"
+        assert "self.rnn0(x.transpose(0, 1))" in program.read_text()  # zeros by default, there
 
 
 @pytest.mark.parametrize("example", [(2, 5), (5, 5), (1, 1)])

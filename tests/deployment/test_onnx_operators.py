@@ -135,6 +135,16 @@ NUMPY_CASES = {
         ),
         IMAGE,
     ),
+    "mx.np: truth values, and a sum over no axes": (
+        lambda: Lambda(lambda F, x: F.np.sum(F.npx.relu(x).astype("bool") * x, axis=())),
+        IMAGE,
+    ),
+    "mx.np: uneven parts": (
+        lambda: Lambda(
+            lambda F, x: F.np.concatenate(F.np.array_split(F.np.tile(x, 2), 5, axis=3)[::-1], 3)
+        ),
+        IMAGE,
+    ),
     "mx.np: products": (lambda: Product(), VECTOR),
 }
 
@@ -213,6 +223,10 @@ FUNCTIONS = {
     "casts": lambda F, x: F.cast(F.cast(x * 3, "int32"), "float32") + F.cast(x, "float32"),
     "integers": lambda F, x: F.broadcast_div(F.cast(x * 30, "int32"), F.cast(x * 0 + 7, "int32"))
         + F.broadcast_mod(F.cast(x * 30, "int32"), F.cast(x * 0 + 7, "int32")),
+    "bytes and truth values": lambda F, x: F.cast(F.cast(x * 200, "uint8"), "float32") * 0.01
+        + F.cast(F.cast(x * 200, "int8"), "float32") + F.cast(F.cast(x, "bool"), "float32"),
+    "whole numbers among integers": lambda F, x: F.cast(
+        F.clip(F.maximum(F.cast(x * 9, "int32") * 2, -4) - 1, -3, 7) > 0, "float32"),
     "sizes": lambda F, x: F.broadcast_mul(x, F.cast(x.shape_array(), "float32").slice_axis(
         axis=0, begin=1, end=2)),
     "comparisons of arrays": lambda F, x: sum(
@@ -235,6 +249,9 @@ FUNCTIONS = {
         x, x.mean() + x.max() + F.min(x, axis=(0, 1, 2, 3))),
     "reduction of other axes": lambda F, x: F.sum(x, axis=(0, 1), exclude=True) + F.prod(
         x, axis=(2, -1)),
+    "reduction of no axes": lambda F, x: F.broadcast_add(
+        F.sum(x, axis=(0, 1, 2, 3), exclude=True) * F.mean(x.expand_dims(1), axis=1),
+        F.max(x, axis=None, exclude=True)),
     "norms": lambda F, x: F.broadcast_add(F.norm(x, axis=1) + F.norm(x, ord=1, axis=1),
         F.norm(x)),
     **{f"unit length by {mode}": lambda F, x, mode=mode: F.L2Normalization(x, mode=mode)
@@ -457,9 +474,10 @@ def test_an_operator_gives_in_onnxruntime_what_it_does_in_mxnet(name):
 
 
 @pytest.mark.filterwarnings("ignore:Cannot decide type:UserWarning")
-def test_an_operator_may_have_the_name_of_the_result():
-    data, images = mx.sym.var("data"), some_images(*VECTOR)
-    logits = mx.sym.relu(mx.sym.FullyConnected(data, num_hidden=3, name="logits"))
+@pytest.mark.parametrize("names", [("logits", "weight"), ("dense", "logits")])
+def test_an_operator_or_parameter_may_have_the_name_of_the_result(names):
+    data, weight, images = mx.sym.var("data"), mx.sym.var(names[1]), some_images(*VECTOR)
+    logits = mx.sym.relu(mx.sym.FullyConnected(data, weight, num_hidden=3, name=names[0]))
     net = gluon.SymbolBlock(mx.sym.FullyConnected(logits, num_hidden=2, name="logits_"), data)
     net.initialize(mx.init.One())
     net(images)
@@ -528,6 +546,7 @@ REFUSED = {
     "a mask of the largest": (lambda F, x: F.topk(x, ret_typ="mask"),
         "ret_typ='mask', k=1"),
     "a flat argmax": (lambda F, x: F.argmax(x), "it names no axis"),
+    "flat largest elements": (lambda F, x: F.topk(x, k=2, axis=None), "it sorts over all axes"),
     "a flat running sum": (lambda F, x: F.cumsum(x), "it sums over all axes"),
     "a flat order": (lambda F, x: F.argsort(x, axis=None), "it sorts over all axes"),
     "a repetition of an open size": (lambda F, x: F.repeat(x.transpose(), 2, axis=2),
@@ -542,7 +561,22 @@ REFUSED = {
     "parts of boxes by channel": (lambda F, x: F.contrib.ROIAlign(x, F.ones((1, 5)), (1, 1), 1,
         position_sensitive=True), "position_sensitive"),
     "a remainder": (lambda F, x: F.broadcast_mod(x, x), "not integers"),
-    "half an integer": (lambda F, x: F.cast(x, "int32") / 2, "division or power of integers"),
+    "a running sum of integers": (lambda F, x: F.cumsum(x, axis=1, dtype="int32"), "dtype=int32"),
+    **{f"{name} of integers": (lambda F, x, f=f: f(F, F.cast(x, "int32")), message)
+       for name, f, message in (
+        ("a half", lambda _, x: x / 2, "it computes in int32; cast its operands to float32"),
+        ("a power", lambda _, x: x**2, "it computes in int32"),
+        ("a root", lambda F, x: F.sqrt(x), "it computes in int32"),
+        ("a mean", lambda F, x: F.mean(x, axis=1), "it computes in int32"),
+        ("a product with a fraction", lambda _, x: x * 0.5, "scalar=0.5 among integers"),
+        ("a comparison with a fraction", lambda _, x: x < 0.5, "scalar=0.5 among integers"),
+        ("a clip", lambda F, x: F.clip(x, 0, 1.5), "a_max=1.5 among integers"),
+        ("a maximum", lambda F, x: F.maximum(x, 1.5), "scalar=1.5 among integers"))},
+    "fractions of integers": (lambda F, x: F.one_hot(x, 4, on_value=1.5, dtype="int32"),
+        "on_value=1.5 among integers"),
+    "a sum of bytes": (lambda F, x: F.cast(x, "uint8") + F.cast(x, "uint8"), "computes in uint8"),
+    "mx.np: a sum of bytes": (lambda _, x: x.astype("int8").sum(axis=1), "it computes in int8"),
+    "mx.np: a sum of truth values": (lambda _, x: x.astype("bool") + x.astype("bool"), "in bool"),
     "upsampling of two": (lambda F, x: F.UpSampling(
         x, x, scale=2, sample_type="nearest", num_args=2), "several operands"),
     "resizing to an open size": (lambda F, x: F.contrib.BilinearResize2D(
@@ -576,6 +610,8 @@ REFUSED = {
     "a layer of another layout": (lambda: nn.Conv2D(4, 3, layout="NHWC", in_channels=9),
         "its layout is not NCHW"),
     "a layer of another axis": (lambda: nn.BatchNorm(axis=2, in_channels=9), "its axis is 2"),
+    "a layer whose statistics are a result": (lambda: Weighted((9,), lambda F, x, w: F.LayerNorm(
+        x, w, w, output_mean_var=True)[1]), "its statistics are used"),
     "a layer norm of another axis": (lambda: nn.LayerNorm(1, in_channels=6), "its axis is 1"),
 }  # fmt: skip
 

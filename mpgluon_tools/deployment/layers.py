@@ -66,7 +66,7 @@ def record_layers(net: gluon.HybridBlock, path: Union[str, Path], *inputs: mx.nd
     described = []
     for number, node in enumerate(nodes):
         described.append(_described(node, prefix, list(_parameters(node, recording))))
-        files[f"layer{number}.input"] = computed[node.inputs[0].key]
+        files[f"layer{number}.input"] = _operand(node, computed[node.inputs[0].key])
         files[f"layer{number}.output"] = computed[node, 0]
         if node.operator == "BatchNorm":
             for name, entry in zip(("running_mean", "running_var"), node.inputs[3:5]):
@@ -88,6 +88,13 @@ def _layers_of(recording: Recording) -> list[Node]:
         if node.operator in KINDS
         and any(_is_parameter(entry.node, recording.values) for entry in node.inputs[1:])
     ]
+
+
+def _operand(node: Node, operand: Any) -> Any:
+    """Return a layer's operand; of an Embedding the rows that MXNet takes for it."""
+    if node.operator != "Embedding":
+        return operand
+    return np.trunc(operand).clip(0, node.options["input_dim"] - 1)
 
 
 def _is_parameter(node: Node, values: Any) -> bool:

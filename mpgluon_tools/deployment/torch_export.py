@@ -14,7 +14,7 @@ from mpgluon_tools.deployment.recording import Recording, record
 from mpgluon_tools.deployment.torch_training import training_files
 from mpgluon_tools.leaving.mxnet_files import read_symbol
 from mpgluon_tools.leaving.safetensors_file import safetensors
-from mpgluon_tools.leaving.torch_writer import UnsupportedError, torch_program
+from mpgluon_tools.leaving.torch_writer import MOVES, UnsupportedError, torch_program
 
 import mxnet as mx
 import numpy as np
@@ -24,6 +24,8 @@ __all__ = ["export_torch"]
 
 Shapes = dict[tuple[int, int], tuple[int, ...]]
 
+_INDICES = {"SequenceMask": 1, "gather_nd": 1, "take": 1, "_contrib_ROIAlign": 1}
+"""The operands that are indices or lengths, of operators that do not clip them."""
 _BATCHES = 2, 3  # of the recorded numbers, and one more to see which sizes follow the batch
 _CHECK = '''"""Compare the network with MXNet's numbers; the exit status is 1 if they differ."""
 import sys
@@ -181,13 +183,30 @@ def _in_words(shape: tuple[int, ...], larger: tuple[int, ...]) -> tuple[str, ...
     return tuple(sizes)
 
 
+def _indices(recording: Recording) -> set[str]:
+    """Return the names of inputs that are indices or lengths: MXNet does not check their range."""
+    found = set()
+    nodes = [entry.node for node in recording.graph.nodes if node.operator in _INDICES
+             for entry in node.inputs[_INDICES[node.operator] :][:1]]  # fmt: skip
+    while nodes:
+        node = nodes.pop()
+        if node.is_variable:
+            found.add(node.name)
+        elif node.operator == "Cast" or MOVES.fullmatch(node.operator):
+            nodes += [entry.node for entry in node.inputs]
+    return found
+
+
 def _numbers(recording: Recording, shapes: Sequence[tuple[int, ...]]) -> bytes:
     """Return a file of NumPy with random inputs and MXNet's results in FP32.
 
-    The inputs are positive if the network has results that are not finite otherwise.
+    The inputs are positive if the network has results that are not finite otherwise, and 0 or 1 if
+    they are indices or lengths.
     """
-    random = np.random.default_rng(0)
+    random, indices = np.random.default_rng(0), _indices(recording)
     inputs = [random.standard_normal(shape, np.float32) for shape in shapes]
+    inputs = [(one > 0).astype(np.float32) if name in indices else one
+              for name, one in zip(recording.inputs, inputs)]  # fmt: skip
     results = run_recorded(recording, [mx.nd.array(one) for one in inputs])
     if not all(np.isfinite(one).all() for one in results):
         inputs = [np.abs(one) for one in inputs]

@@ -10,26 +10,26 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Optional
+from typing import Any, Optional
 
 from mpgluon_tools.leaving.refusal import require
-from mpgluon_tools.leaving.torch_call import Call, Translation, number
+from mpgluon_tools.leaving.torch_call import Call, Translation, flattened, number
 
 __all__ = ["ARRAYS", "COMPARISONS", "joined", "reduction", "reshaped"]
 
 
 def _clip(call: Call) -> str:
-    ends = (number(call.option(name)) for name in ("a_min", "a_max"))
+    ends = (call.number(call.option(name)) for name in ("a_min", "a_max"))
     return f"{call.operands[0]}.clamp({', '.join(ends)})"
 
 
 def _bounded(side: str, call: Call) -> str:
-    return f"{call.operands[0]}.clamp({side}={number(call.option('scalar'))})"
+    return f"{call.operands[0]}.clamp({side}={call.scalar()})"
 
 
 def joined(function: str, option: str, default: int, call: Call) -> str:
     """Translate a join of arrays along an axis."""
-    return f"torch.{function}([{', '.join(call.operands)}], {call.option(option, default)})"
+    return f"torch.{function}([{', '.join(call.operands)}], {call.axis(option, default)})"
 
 
 def _reshape(call: Call) -> str:
@@ -37,7 +37,9 @@ def _reshape(call: Call) -> str:
     require(shape is not None, "a target_shape; give shape")
     shape = shape if isinstance(shape, tuple) else (shape,)
     require(not call.option("reverse", False) and len(shape) > 0, "it counts from the last axis")
-    return f"{call.operands[0]}.flatten(1)" if shape == (0, -1) else reshaped(call, shape)
+    if shape == (0, -1):
+        return flattened(call) if call.rank == 1 else f"{call.operands[0]}.flatten(1)"
+    return reshaped(call, shape)
 
 
 def reshaped(call: Call, codes: Sequence[Optional[int]]) -> str:
@@ -87,29 +89,41 @@ def _transpose(call: Call) -> str:
 def _softmax(name: str, call: Call) -> str:
     plain = call.option("temperature") in (None, 1.0) and not call.option("use_length", False)
     require(plain, "a temperature or a length")
+    require(call.option("dtype") != "float16", "dtype=float16")
     return f"F.{name}({call.operands[0]}, {call.option('axis', -1)})"
 
 
 def reduction(name: str, call: Call, *, in_numpy: bool = False) -> str:
     """Translate a reduction; over all axes the result has one axis, or none in MXNet's NumPy."""
-    axis = call.option("axis")
-    if call.option("exclude", False):
+    axis, x, exclude = call.option("axis"), call.operands[0], call.option("exclude", False)
+    if name == "mean" and call.integers:
+        require(in_numpy, "the mean of integers, which MXNet rounds; cast them first")
+        x = f"{x}.float()"
+    if exclude:
         known = call.rank is not None and axis is not None
         require(known, "it excludes axes of an unknown number")
         kept = {one % (call.rank or 1) for one in (axis if isinstance(axis, tuple) else (axis,))}
         axis = tuple(one for one in range(call.rank or 0) if one not in kept)
+    if axis == () and (in_numpy or exclude):
+        return x
     if axis in (None, ()):
         require(not call.keepdim, "it keeps all axes; name them")
-        return f"{call.operands[0]}.{name}(){'' if in_numpy else '.reshape(1)'}"
+        return f"{x}.{name}(){'' if in_numpy else '.reshape(1)'}"
     require(name != "prod" or isinstance(axis, int), "a product over several axes")
-    return f"{call.operands[0]}.{name}({axis}{call.keepdim})"
+    return f"{x}.{name}({axis}{call.keepdim}){'' if in_numpy else _of_all(call, axis)}"
+
+
+def _of_all(call: Call, axis: Any) -> str:
+    """Return the end of a reduction, whose result has one axis if it had none."""
+    count = len(axis) if isinstance(axis, tuple) else 1
+    return ".reshape(1)" if count == call.rank and not call.keepdim else ""
 
 
 def _norm(call: Call) -> str:
-    axis = call.option("axis")
-    require(axis is not None, "it names no axes")
-    order = call.option("ord", 2)
-    return f"torch.linalg.vector_norm({call.operands[0]}, {order}, {axis}{call.keepdim})"
+    axis, order = call.axis(), call.option("ord", 2)
+    require(not call.integers, "the norm of integers, which MXNet rounds; cast them first")
+    text = f"torch.linalg.vector_norm({call.operands[0]}, {order}, {axis}{call.keepdim})"
+    return f"{text}{_of_all(call, axis)}"
 
 
 def _l2_normalization(call: Call) -> str:
@@ -121,21 +135,19 @@ def _l2_normalization(call: Call) -> str:
 
 
 def _arg_extreme(name: str, call: Call) -> str:
-    axis = call.option("axis")
-    require(axis is not None, "it names no axis")
-    return f"{call.operands[0]}.{name}({axis}{call.keepdim}).float()"
+    axis = call.axis()
+    return f"{call.operands[0]}.{name}({axis}{call.keepdim}).float(){_of_all(call, axis)}"
 
 
 def _sorted(text: str, call: Call) -> str:
     """Translate a sort, to the numbers in order or to their places."""
-    axis, downwards = call.option("axis", -1), not call.option("is_ascend", True)
-    require(call.node.attrs.get("axis") != "None", "it sorts over all axes")
+    axis, downwards = call.axis(default=-1), not call.option("is_ascend", True)
     order = f"dim={axis}{', descending=True' if downwards else ''}, stable=True"
     return f"{call.operands[0]}.{text.format(order)}"
 
 
 def _topk(call: Call) -> str:
-    kind, axis = call.option("ret_typ", "indices"), call.option("axis", -1)
+    kind, axis = call.option("ret_typ", "indices"), call.axis(default=-1)
     require(kind in ("indices", "value", "both"), f"ret_typ={kind!r}")
     order = ", largest=False" if call.option("is_ascend", False) else ""
     call.results = {"value": [".values"], "indices": [".indices.float()"]}.get(
@@ -187,18 +199,16 @@ def _operator(sign: str, call: Call) -> str:
 
 
 def _with_number(sign: str, call: Call, *, reverse: bool = False) -> str:
-    value, operand = float(call.option("scalar")), call.operands[0]
-    scalar = f"({number(value)})" if reverse and value < 0 else number(value)
-    if call.integers:
-        is_whole = value == int(value) and sign not in ("/", "**")
-        require(is_whole, "integers and a number that may make fractions; cast them first")
-        scalar = str(int(value))
+    scalar, operand = call.scalar(), call.operands[0]
+    makes_fractions = call.integers and sign in ("/", "**")
+    require(not makes_fractions, "integers and a number that may make fractions; cast them first")
+    scalar = f"({scalar})" if reverse and scalar.startswith("-") else scalar
     return f"{scalar} {sign} {operand}" if reverse else f"{operand} {sign} {scalar}"
 
 
 def _comparison(sign: str, call: Call) -> str:
     """Translate a comparison, whose results are 1 and 0 in MXNet."""
-    other = number(float(call.option("scalar"))) if len(call.operands) == 1 else call.operands[1]
+    other = call.scalar() if len(call.operands) == 1 else call.operands[1]
     return f"({call.operands[0]} {sign} {other}).float()"
 
 
@@ -208,6 +218,11 @@ def _sum_of_all(call: Call) -> str:
 
 def _function(text: str, call: Call) -> str:
     return text.format(*call.operands)
+
+
+def _of_fractions(text: str, call: Call) -> str:
+    require(not call.integers, "of integers, which MXNet rounds; cast them first")
+    return _function(text, call)
 
 
 def _slice_axis(call: Call) -> str:
@@ -261,8 +276,8 @@ def _take(call: Call) -> str:
 
 def _pick(call: Call) -> str:
     """Translate a pick: one number along an axis, at an index."""
-    axis, x = call.option("axis", -1), call.operands[0]
-    require(axis is not None and call.option("mode", "clip") == "clip", "no axis, or its mode")
+    axis, x = call.axis(default=-1), call.operands[0]
+    require(call.option("mode", "clip") == "clip", f"mode={call.option('mode')!r}")
     indices = _indices(call, 1, f"{x}.shape[{axis}]")
     if call.shapes[1] is not None and call.rank != len(call.shapes[1]):
         indices = f"{indices}.unsqueeze({axis})"
@@ -271,9 +286,11 @@ def _pick(call: Call) -> str:
 
 
 def _one_hot(call: Call) -> str:
+    """Translate to a comparison: an index out of range gives a row of zeros, as in MXNet."""
     plain = (float(call.option("on_value", 1)), float(call.option("off_value", 0))) == (1, 0)
     require(plain, "other values than 1 and 0")
-    return f"F.one_hot({call.operands[0]}.long(), {call.option('depth')}).float()"
+    x, depth = call.operands[0], call.option("depth")
+    return f"({x}.long()[..., None] == torch.arange({depth}, device={x}.device)).float()"
 
 
 def _where(call: Call) -> str:
@@ -369,7 +386,7 @@ ARRAYS: Mapping[str, Translation] = {
     "clip": _clip,
     "Concat": partial(joined, "cat", "dim", 1),
     "concat": partial(joined, "cat", "dim", 1),
-    "Flatten": partial(_function, "torch.flatten({}, 1)"),
+    "Flatten": flattened,
     "Reshape": _reshape,
     "reshape": _reshape,
     "transpose": _transpose,
@@ -412,7 +429,7 @@ ARRAYS: Mapping[str, Translation] = {
     "shape_array": partial(_function, "torch.tensor({0}.shape, device={0}.device)"),
     "broadcast_mod": partial(_function, "torch.remainder({}, {})"),
     "_mod_scalar": lambda call: (
-        f"torch.remainder({call.operands[0]}, {number(float(call.option('scalar')))})"
+        f"torch.remainder({call.operands[0]}, {call.scalar()})"
     ),
     "Cast": _cast,
     "hard_sigmoid": _hard_sigmoid,
@@ -436,9 +453,11 @@ ARRAYS: Mapping[str, Translation] = {
     "broadcast_maximum": partial(_function, "torch.maximum({}, {})"),
     "broadcast_minimum": partial(_function, "torch.minimum({}, {})"),
     "square": partial(_function, "{} ** 2"),
+    **{name: partial(_of_fractions, f"torch.{name}({{}})") for name in
+       ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "erf", "sin", "cos", "log1p", "expm1",
+        "log2", "reciprocal")},
     **{name: partial(_function, f"torch.{name}({{}})") for name in
-       ("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "abs", "erf", "floor", "ceil",
-        "sign", "sin", "cos", "log1p", "expm1", "log2", "reciprocal", "trunc")},
+       ("abs", "floor", "ceil", "sign", "trunc")},
     "rint": partial(_function, "torch.ceil({} - 0.5)"),
     "relu": partial(_function, "F.relu({})"),
     "negative": partial(_function, "-{}"),

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from mpgluon_tools.leaving.mxnet_files import Node
-from mpgluon_tools.leaving.refusal import UnsupportedError
+from mpgluon_tools.leaving.refusal import UnsupportedError, require
 
-__all__ = ["Call", "Layer", "Translation", "number", "one_or_all"]
+__all__ = ["Call", "Layer", "Translation", "flattened", "number", "one_or_all"]
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Call:
     rank : int or None
         The axes of the first operand, where they are known.
     integers : bool
-        Whether the results are integers.
+        Whether all operands are integers, or truth values.
     layer : Layer or None
         Set by the translation.
     results : sequence of str
@@ -70,6 +70,23 @@ class Call:
     def option(self, name: str, default: Any = None) -> Any:
         """Return an option of the operator as a Python value."""
         return self.node.value(name, default)
+
+    def axis(self, name: str = "axis", default: Any = None) -> Any:
+        """Return the option that names an axis; without one MXNet takes all axes as one."""
+        require(self.node.attrs.get(name, default) not in ("None", None), "it names no axis")
+        return self.option(name, default)
+
+    def number(self, value: float) -> str:
+        """Return a number for the operands; MXNet drops its fraction if they are integers."""
+        if not self.integers:
+            return number(value)
+        whole = float(value).is_integer()
+        require(whole, "integers and a number that may make fractions; cast them first")
+        return str(int(value))
+
+    def scalar(self) -> str:
+        """Return the second operand of an operator that takes a number."""
+        return self.number(float(self.option("scalar")))
 
     @property
     def keepdim(self) -> str:
@@ -97,6 +114,12 @@ class Call:
 def number(value: float) -> str:
     """Return a number as Python writes it; infinities have no literal."""
     return repr(value) if math.isfinite(value) else f'float("{value}")'
+
+
+def flattened(call: Call) -> str:
+    """Return the first operand with two axes, of which the first one is the same."""
+    x = call.operands[0]
+    return f"{x}[:, None]" if call.rank == 1 else f"torch.flatten({x}, 1)"
 
 
 def one_or_all(sizes: Sequence[int]) -> Any:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mpgluon_tools.leaving.refusal import require
-from mpgluon_tools.leaving.torch_call import Call, Translation, one_or_all
+from mpgluon_tools.leaving.torch_call import Call, Translation, flattened, one_or_all
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def _dense(call: Call) -> str:
     state = {"weight": weight, **({"bias": call.parameter(2)} if has_bias else {})}
     options = {} if has_bias else {"bias": False}
     if call.option("flatten", True) and call.rank != 2:
-        call.operands = [f"torch.flatten({call.operands[0]}, 1)"]
+        call.operands = [flattened(call)]
     return call.module("Linear", weight.shape[1], weight.shape[0], state=state, **options)
 
 
@@ -200,6 +200,8 @@ def _pooling(call: Call) -> str:
     kind = call.option("pool_type", "max")
     require(kind in ("max", "avg"), f"pool_type={kind!r}")
     require(call.option("layout") in (None, "None", "NCW", "NCHW", "NCDHW"), "its layout")
+    convention = call.option("pooling_convention", "valid")
+    require(convention in ("valid", "full"), f"pooling_convention={convention!r}")
     shape, operand = call.shapes[0], call.operands[0]
     if call.option("global_pool", False):
         rank = call.rank or 2 + len(call.option("kernel", ()))
@@ -211,7 +213,7 @@ def _pooling(call: Call) -> str:
     require(inside, "its padding is more than half of its window")
     options = _windows(call, len(kernel), "stride", "pad")
     options.setdefault("stride", 1)  # PyTorch's default is the kernel
-    if call.option("pooling_convention", "valid") == "full":
+    if convention == "full":
         require(shape is not None, "ceil_mode, and the size of its images is not known")
         assert shape is not None
         stride, pad = (call.option(name) or (default,) * len(kernel) for name, default in

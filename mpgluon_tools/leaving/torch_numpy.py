@@ -13,7 +13,7 @@ from mpgluon_tools.leaving.refusal import require
 from mpgluon_tools.leaving.torch_arrays import ARRAYS, COMPARISONS, joined, reduction, reshaped
 from mpgluon_tools.leaving.torch_call import Call, Translation, number
 
-__all__ = ["NUMPY"]
+__all__ = ["NUMPY", "is_question"]
 
 _SAME = """absolute add arccos arccosh arcsin arcsinh arctan arctanh ceil cos cosh exp expm1 fix
     floor log log10 log1p log2 logical_not negative reciprocal sign sin sinh sqrt square subtract
@@ -30,21 +30,40 @@ def _function(name: str, call: Call) -> str:
 
 def _signed(sign: str, call: Call, *, reverse: bool = False) -> str:
     """Translate a sign between two arrays, or an array and a number."""
-    other = call.operands[1:] or [number(_scalar(call))]
-    left, right = call.operands[0], other[0]
+    left, right = [*map(partial(_operand, sign, call), range(len(call.operands))), ""][:2]
+    right = right or _scalar(sign, call)
     if reverse:
         return f"({right}) {sign} {left}" if right.startswith("-") else f"{right} {sign} {left}"
     return f"{left} {sign} {right}"
 
 
-def _scalar(call: Call) -> float:
+def _operand(sign: str, call: Call, place: int) -> str:
+    """Return an operand; PyTorch does not subtract truth values."""
+    is_truth = sign == "-" and is_question(call.kinds[place])
+    return f"{call.operands[place]}.float()" if is_truth else call.operands[place]
+
+
+def _scalar(sign: str, call: Call) -> str:
     value = float(call.option("scalar"))
-    return int(value) if call.option("is_int", False) and value.is_integer() else value
+    if call.integers and sign != "/":
+        return call.scalar()
+    return str(int(value)) if call.option("is_int", False) and value.is_integer() else number(value)
 
 
 def _deviation(name: str, call: Call) -> str:
     axis = call.option("axis")
+    require(not call.integers, "of integers, whose mean MXNet rounds; cast them first")
     return f"{call.operands[0]}.{name}({axis}, correction={call.option('ddof', 0)}{call.keepdim})"
+
+
+def _cumsum(call: Call) -> str:
+    axis, x = call.option("axis"), call.operands[0]
+    return f"{x}.flatten().cumsum(0)" if axis is None else f"{x}.cumsum({axis})"
+
+
+def _reshape_like(call: Call) -> str:
+    require(not any("hs_" in name for name in call.node.attrs), "a part of the axes")
+    return f"{call.operands[0]}.reshape_as({call.operands[1]})"
 
 
 def _method(name: str, options: str, call: Call) -> str:
@@ -81,7 +100,7 @@ def _split(call: Call) -> str:
     count = parts if isinstance(parts, int) else len(parts) + 1
     require(not call.option("squeeze_axis", False), "squeeze_axis")
     call.set_parts(count)
-    return f"{call.operands[0]}.tensor_split({parts}, {call.option('axis', 0)})"
+    return f"{call.operands[0]}.tensor_split({parts}, {call.option('axis', 1)})"
 
 
 def _dot(call: Call) -> str:
@@ -99,13 +118,14 @@ def _tensordot(call: Call) -> str:
 
 
 def _where(form: str, call: Call) -> str:
-    condition = call.operands[0] if _is_question(call.kinds[0]) else f"{call.operands[0]} != 0"
+    condition = call.operands[0] if is_question(call.kinds[0]) else f"{call.operands[0]} != 0"
     numbers = [number(float(call.option(name, 0))) for name in ("scalar", "x", "y")]
     choices = form.format(*call.operands[1:], *[""] * 2, numbers=numbers)
     return f"torch.where({condition}, {choices})"
 
 
-def _is_question(kind: str) -> bool:
+def is_question(kind: str) -> bool:
+    """Return whether an operator's results are truth values."""
     name = kind.removeprefix("_npi_").removesuffix("_scalar")
     return name in _QUESTIONS or name == "logical_not"
 
@@ -126,7 +146,7 @@ def _pad(call: Call) -> str:
 
 
 def _average(call: Call) -> str:
-    plain = not call.option("weighted", False) and not call.option("returned", False)
+    plain = not call.option("weighted", True) and not call.option("returned", False)
     require(plain, "weights")
     return reduction("mean", call, in_numpy=True)
 
@@ -162,16 +182,16 @@ _TRANSLATIONS: Mapping[str, Translation] = {
     "_npi_std": partial(_deviation, "std"),
     "_npi_average": _average,
     "_npi_norm": _norm,
-    "_np_cumsum": partial(_method, "cumsum", "axis"),
+    "_np_cumsum": _cumsum,
     "_np_roll": partial(_method, "roll", "shift axis"),
     "_npi_tril": partial(_method, "tril", "k"),
-    "_npi_flip": partial(_method, "flip", "axis"),
+    "_npi_flip": lambda call: f"{call.operands[0]}.flip({call.axis()})",
     "_np_squeeze": partial(_method, "squeeze", "axis"),
     "_np_moveaxis": partial(_method, "moveaxis", "source destination"),
     "_np_transpose": ARRAYS["transpose"],
     "_np_reshape": _reshape,
     "_npx_reshape": _reshape_by_codes,
-    "reshape_like": lambda call: f"{call.operands[0]}.reshape_as({call.operands[1]})",
+    "reshape_like": _reshape_like,
     "_npi_broadcast_to": _broadcast_to,
     "_npi_concatenate": partial(joined, "cat", "axis", 0),
     "_npi_stack": partial(joined, "stack", "axis", 0),

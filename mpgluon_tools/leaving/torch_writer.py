@@ -19,11 +19,11 @@ from mpgluon_tools.leaving.torch_call import Call, Layer
 from mpgluon_tools.leaving.torch_helpers import HELPERS, LOAD
 from mpgluon_tools.leaving.torch_layers import LAYERS
 from mpgluon_tools.leaving.torch_names import VARIABLES, Names, common_prefix
-from mpgluon_tools.leaving.torch_numpy import NUMPY
+from mpgluon_tools.leaving.torch_numpy import NUMPY, is_question
 
 import numpy as np
 
-__all__ = ["TorchProgram", "UnsupportedError", "torch_program"]
+__all__ = ["MOVES", "TorchProgram", "UnsupportedError", "torch_program"]
 
 Entry = tuple[int, int]
 
@@ -35,9 +35,16 @@ _LONGEST = 48  # of an expression that becomes an operand of another
 _SAME_RANK = frozenset({"Activation", "BatchNorm", "Dropout", "LeakyReLU", "Pad", "clip", "relu",
                         "elemwise_add", "broadcast_add", "broadcast_mul", "Concat"})  # fmt: skip
 _TWICE = ".transpose(0, 1)" * 2  # between two recurrent layers
+MOVES = re.compile(
+    "(_npx?_)?([Rr]eshape|transpose|squeeze|moveaxis|roll)|(_npi_)?([Cc]oncat|concatenate|stack)|"
+    "slice.*|SliceChannel|split|_split_v2|SwapAxis|expand_dims|tile|repeat|reverse|_npi_flip|"
+    "Flatten|_copy|identity|BlockGrad|broadcast_(to|axis|like)|_npi_broadcast_to"
+)
+"""Operators whose results are the numbers of their operands, in other places."""
 _KEEPS_INTEGERS = re.compile(  # operators whose results are integers if all operands are
-    "(elemwise|broadcast)_.*|_.*_scalar|[Rr]eshape|transpose|[Cc]oncat|stack|slice.*|SliceChannel|"
-    "split|SwapAxis|expand_dims|squeeze|tile|repeat|reverse|Flatten|(ones|zeros)_like|add_n|_copy"
+    f"{MOVES.pattern}|(elemwise|broadcast)_.*|_(?!npi_r?true_divide).*_scalar|"
+    "_npi_(add|subtract|multiply|absolute|sign)|(_np_)?(sum|max|min|prod)|_np_cumsum|clip|abs|"
+    "sign|square|negative|relu|floor|ceil|trunc|rint|(ones|zeros)_like|add_n"
 )
 _OPERAND = re.compile("\0(\\d+)\0")
 
@@ -105,7 +112,7 @@ def torch_program(
         )
     arguments = ", ".join(["self", *writer.arguments])
     parts = [
-        f'"""{title}"""',
+        '"""' + title.replace("\\", r"\\").replace('"', r"\"") + '"""',
         "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n",
         *(
             text
@@ -251,10 +258,17 @@ class _Writer:
         """Return whether the results are integers, which MXNet divides without a remainder."""
         if node.op == "Cast":
             return "int" in node.value("dtype")
-        return node.op == "shape_array" or (
-            _KEEPS_INTEGERS.fullmatch(node.op) is not None
-            and all(source in self._integers for source, _ in node.inputs)
-        )
+        keeps = _KEEPS_INTEGERS.fullmatch(node.op) is not None and self._has_integers(node)
+        return keeps or node.op == "shape_array" or is_question(node.op)
+
+    def _has_integers(self, node: Node) -> bool:
+        return bool(node.inputs) and all(source in self._integers for source, _ in node.inputs)
+
+    def _kind(self, number: int) -> str:
+        """Return the operator that computes a node's numbers."""
+        node = self._graph.nodes[number]
+        is_moved = MOVES.fullmatch(node.op) and len(node.inputs) == 1
+        return self._kind(node.inputs[0][0]) if is_moved else node.op
 
     def _called(self, node: Node) -> tuple[Call, str]:
         if node.op not in _TRANSLATIONS:
@@ -264,9 +278,9 @@ class _Writer:
             [f"\0{place}\0" for place in range(len(node.inputs))],
             [self._values_of(source) for source, _ in node.inputs],
             [self._shapes.get(entry) for entry in node.inputs],
-            [self._graph.nodes[source].op for source, _ in node.inputs],
+            [self._kind(source) for source, _ in node.inputs],
             self._rank(node.inputs[0]) if node.inputs else None,
-            self._is_integer(node),
+            self._has_integers(node),
         )
         return call, _TRANSLATIONS[node.op](call)
 

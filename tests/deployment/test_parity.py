@@ -73,10 +73,14 @@ def networks():
     words = Words()
     words.initialize(mx.init.Uniform(0.7))
     images = mx.nd.random.normal(shape=(2, 3, 16, 16))
+    rows = nn.HybridSequential()
+    rows.add(nn.Embedding(7, 3), nn.Dense(3))  # MXNet clips the indices
+    rows.initialize(mx.init.Uniform(0.7))
     found = {
         "small": (small_net(), images),
         "images": (randomized(Images()), images),
         "twins": (Twins(), images * 1000),
+        "rows": (rows, mx.nd.array([[-1, 3, 9.0], [6.7, 0, -0.4]])),
         "words": (words, mx.nd.array(np.arange(10).reshape(2, 5))),
     }
     for net, batch in found.values():
@@ -147,6 +151,7 @@ FAULTS = [
 RIGHT = [
     ("images", "", ""),
     ("words", "", ""),
+    ("rows", "", ""),
     ("small", "", ""),
     ("images", "self.prelu0(self.batchnorm1(self.conv1(x))) + self.batchnorm2(x)",
      "self.batchnorm2(x) + self.prelu0(self.batchnorm1(self.conv1(x)))"),

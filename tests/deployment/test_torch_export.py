@@ -1,5 +1,6 @@
 """A network as a PyTorch program: its text, its values, and the same numbers as MXNet's."""
 
+import ast
 import json
 import struct
 import subprocess
@@ -11,6 +12,7 @@ from mpgluon.deployment import export_torch
 from mpgluon.errors import PrecisionError
 from mpgluon.tools.zoo import build_network
 from mpgluon_tools.leaving.mxnet_files import read_params, read_symbol
+from mpgluon_tools.leaving.torch_names import OF_MODULES, Names
 from mpgluon_tools.leaving.torch_writer import torch_program
 
 import mxnet as mx
@@ -215,6 +217,7 @@ class Odd(nn.HybridBlock):
         (lambda F, x, _: F.clip(x, 0, np.inf), 'x.clamp(0, float("inf"))'),
         (lambda F, x, _: F.reshape(x, shape=-1), "x.reshape(-1)"),
         (lambda F, x, _: F.squeeze(x * np.inf, axis=None), 'x * float("inf")).squeeze()'),
+        (lambda F, x, _: F.sum(x, axis=(0, 1), exclude=True), "return x  # (N, 3)"),
         (lambda F, x, weight: F.dot(x, F.reshape(weight, shape=(0, 1))),
          "return x @ y.reshape(y.shape[0], 1)"),
     ],
@@ -280,17 +283,11 @@ class WidePadding(nn.HybridBlock):
         return F.Pooling(x, kernel=(3,), pad=(2,), pool_type="max")
 
 
-class Halves(nn.HybridBlock):
-    def hybrid_forward(self, F, x):
-        return F.cast(F.cast(x, "int32") / 2, "float32")
-
-
 @pytest.mark.parametrize(
     ("block", "shape", "why"),
     [
         (Transposed, (3, 4), "dot: a transposed operand"),
         (WidePadding, (2, 3, 8), "Pooling: its padding is more than half of its window"),
-        (Halves, (2, 3), "integers and a number that may make fractions"),
     ],
 )
 def test_options_without_an_equal_are_named(tmp_path, block, shape, why):
@@ -301,6 +298,33 @@ def test_options_without_an_equal_are_named(tmp_path, block, shape, why):
 @pytest.mark.parametrize(
     ("function", "why"),
     [
+        (lambda F, x: F.cast(F.cast(x, "int32") / 2, "float32"), "that may make fractions"),
+        (lambda F, x: F.clip(F.cast(x, "int32"), 0, 1.5), "clip: integers and a number"),
+        (lambda F, x: F.maximum(F.cast(x, "int32"), 1.5), "_maximum_scalar: integers and a number"),
+        (lambda F, x: F.sum(F.cast(x, "int32"), axis=1) < 0.5, "_lesser_scalar: integers and a"),
+        (lambda F, x: F.sqrt(F.abs(F.cast(x, "int32"))), "sqrt: of integers"),
+        (lambda F, x: F.mean(F.cast(x, "int32"), axis=1), "the mean of integers"),
+        (lambda F, x: F.norm(F.cast(x, "int32"), axis=1), "the norm of integers"),
+        (lambda F, x: F.topk(x, axis=None), "topk: it names no axis"),
+        (lambda F, x: F.softmax(x, dtype="float16"), "dtype=float16"),
+        (lambda F, x: F.reshape_like(x, x, lhs_begin=0, lhs_end=2, rhs_begin=0, rhs_end=2),
+         "a part of the axes"),
+    ],
+)  # fmt: skip
+def test_options_of_functions_without_an_equal_are_named(tmp_path, function, why):
+    with pytest.raises(PrecisionError, match=why):
+        export_torch(Functions([function]), tmp_path / "net", [(2, 6, 4)])
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (lambda F, x: F.np.average(x, axis=1, weights=F.np.abs(x)), "_npi_average: weights"),
+        (lambda F, x: F.np.concatenate([x, x], axis=None), "_npi_concatenate: it names no axis"),
+        (lambda F, x: F.np.flip(x), "_npi_flip: it names no axis"),
+        (lambda _, x: (x > 0) * 2.5, "integers and a number that may make fractions"),
+        (lambda _, x: x.astype("int32") + 1.5, "integers and a number that may make fractions"),
+        (lambda F, x: F.np.var(x.astype("int32"), axis=1), "whose mean MXNet rounds"),
         (lambda F, x: F.np.sum(x, axis=1, dtype="float64"), "dtype=float64"),
         (lambda F, x: F.np.reshape(x, (-1, 3), order="F"), "order='F'"),
         (lambda F, x: F.np.dot(x, F.np.swapaxes(x, 1, 2)), "not known to be a vector or a matrix"),
@@ -350,10 +374,51 @@ def test_a_layer_has_no_name_of_a_torch_module(tmp_path):
     assert "self._class = nn.Linear(3, 2)" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [("register_forward_hook", "register_forward_hook_2"), ("T_destination", "T_destination_2"),
+     ("\u00b5", "\u03bc"), ("x\u00b2", "x2"), ("x\u0bf0y", "x_y"), ("\u00b2", "_2")],
+)  # fmt: skip
+def test_a_name_is_an_identifier_that_no_module_has(name, free):
+    assert Names("").free(name) == free
+
+
+@pytest.mark.parametrize("title", ['He said "hi"', "back\\", 'a """ b', "\\n", "plain"])
+def test_a_title_is_the_docstring_whatever_it_quotes(title, tmp_path):
+    folder = export_torch(small_net(), tmp_path, [(2, 3, 16, 16)], title=title)
+    text = (folder / "model.py").read_text()
+    assert ast.get_docstring(ast.parse(text), clean=False) == title
+
+
+@pytest.mark.parametrize(
+    ("results", "shapes"),
+    [
+        (lambda F, x, n: F.SequenceMask(x, n, use_sequence_length=True, axis=1), [(2, 4, 3), (2,)]),
+        (lambda F, x, n: F.gather_nd(x, F.expand_dims(n, axis=0)), [(2, 3), (2,)]),
+    ],
+)
+def test_lengths_and_indices_of_the_check_are_in_range(tmp_path, results, shapes):
+    class Net(nn.HybridBlock):
+        def hybrid_forward(self, F, x, n):
+            return results(F, x, n)
+
+    with np.load(export_torch(Net(), tmp_path, shapes) / "check.npz") as recorded:
+        assert set(recorded["input1"]) <= {0, 1}
+        assert (recorded["input0"] < 0).any()
+
+
 def check(folder):
     done = subprocess.run([str(TORCH), str(folder / "check.py")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@NEEDS_TORCH
+def test_all_attributes_of_a_torch_module_are_known():
+    code = "import torch; print(*dir(torch.nn.Module()))"
+    done = subprocess.run([str(TORCH), "-c", code], capture_output=True, text=True, check=True)
+    found = {name for name in done.stdout.split() if not name.startswith("_")}
+    assert found - set(OF_MODULES) == set()
 
 
 @NEEDS_TORCH
@@ -461,6 +526,10 @@ FUNCTIONS = {
     "counted": lambda F, x: F.broadcast_add(F.contrib.arange_like(x, axis=2), x),
     "normed": lambda F, x: F.L2Normalization(x, mode="channel") + F.L2Normalization(x),
     "norm": lambda F, x: F.norm(x, ord=1, axis=2),
+    "rows out of range": lambda F, x: F.one_hot(x * 5, 4),
+    "of all axes": lambda F, x: F.sum(x, axis=(0, 1, 2)) + F.norm(x, axis=(0, 1, 2)),
+    "of one axis": lambda F, x: F.Flatten(F.cumsum(x)) + F.reshape(F.cumsum(x), (0, -1)),
+    "whole sums": lambda F, x: F.clip(F.sum(F.cast(x * 5, "int32"), axis=1), 0, 3),
     "all": lambda F, x: F.broadcast_add(F.sum(x), F.max(x, axis=1, exclude=True)),
     "best": lambda F, x: F.topk(x, k=2, axis=1, ret_typ="value") + F.topk(x, k=2, axis=1),
     "cast": lambda F, x: F.cast(F.cast(x * 5, "int32"), "float32"),
@@ -520,7 +589,9 @@ NUMPY_FUNCTIONS = {
         x, (0, 2, 1)),
     "reversed": lambda F, x: F.np.transpose(x),
     "turned": lambda F, x: F.np.flip(x, axis=1) + F.np.roll(x, 2, axis=1) + F.np.tril(x, 1),
-    "running": lambda F, x: F.np.cumsum(x, axis=1),
+    "running": lambda F, x: F.np.cumsum(x, axis=1) + F.np.cumsum(x)[0],
+    "shares": lambda _, x: (x > 0).mean(axis=1) + (x * 9).astype("int32").mean(axis=1),
+    "opposites": lambda F, x: 1 - (x > 0) + F.np.expand_dims(x > 0, 1)[:, 0] * 2 - (x - (x > 1)),
     "together": lambda F, x: F.np.concatenate([x, x], axis=1) + F.np.tile(
         x, (1, 2, 1)) + F.np.repeat(x, 2, axis=1),
     "stacked": lambda F, x: F.np.stack([x, x * 2], axis=2),

@@ -284,7 +284,7 @@ class Layers:
 
     @staticmethod
     def of_this_thread() -> list[Layers]:
-        """Return those of the networks that this thread has run, none that `muted` kept quiet."""
+        """Return the layers of each network that this thread has run, except within `muted`."""
         return list(vars(_here).get("ran", ()))
 
     def note(
@@ -307,8 +307,8 @@ class Layers:
     ) -> Optional[float]:
         """Return the largest number that backward passes rounded to float16, and clear it.
 
-        Of the layers with some of these parameters, or of all. ``None`` if it is not measured, as
-        on a GPU. The devices must be idle.
+        It is the number of the layers that have some of these parameters, or of all layers;
+        ``None`` if it is not measured, as on a GPU. The devices must be idle.
         """
         on_cpu = [device.device_id for device in devices if device.device_type == "cpu"]
         if not (self.measures and self._slots and on_cpu):

@@ -338,7 +338,7 @@ class MeasuredLossScale(LossScale):
 
     @property
     def can_shrink(self) -> bool:
-        """Whether S is above ``min_scale``, and above 1 or what the measured numbers ask for."""
+        """Whether S is above ``min_scale``, and above 1 or a smaller S that fits the numbers."""
         return self.scale > max(self.min_scale, self._floor)
 
     @property

@@ -80,7 +80,7 @@ class Measurement:
 def _is_measured(one: Measurement) -> bool:
     """Whether the numbers of a Trainer's networks are all noted.
 
-    Numbers of formats as wide as FP32 need no note, and those of other narrow formats have none.
+    Numbers of formats as wide as FP32 need no note, and other narrow formats have none.
     In several processes none counts, so that all have the same scale.
     """
     formats = [format_named(cast.policy.compute_dtype) for cast in casts_of([one.trainer])]

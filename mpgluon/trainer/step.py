@@ -228,7 +228,7 @@ class TrainerState(ChecksWeights):
             one.follow()
         make_masters(self.trainer)
         _report(self, good)
-        could_shrink |= self.scale < (now.scale or 0.0)  # to fit what was measured
+        could_shrink |= self.scale < (now.scale or 0.0)  # to fit the measured number
         gluon_trainer.optimizer_of(self.trainer).rescale_grad *= (
             factors.coefficient / factors.divisor
         )

@@ -190,7 +190,7 @@ def _first(operator: str, call: OperatorCall) -> str:
 
 
 def _cast(call: OperatorCall) -> str:
-    """Translate a cast: integers lose their fractions, and those of 8 bits wrap.
+    """Translate a cast: integers lose their fractions, and 8-bit ones wrap.
 
     Formats of floats are the writer's.
     """

@@ -187,7 +187,7 @@ class _Writer:
                 self._set((node, place), result_dtype, cast)
 
     def _free(self, name: str) -> str:
-        """Return the name of an operator or constant, or a longer one than that of a result."""
+        """Return the name of an operator or constant, longer if a result has that name."""
         if name in self._results:
             taken = {node.name for node in self._recording.graph.nodes}
             while name in taken:

@@ -8,13 +8,15 @@ from typing import Any, Optional, Union
 
 from mpgluon.amp import init_trainer
 from mpgluon.base.blocks import require_values
-from mpgluon.cast.block import cast_block, restore
+from mpgluon.cast.block import cast_block, restore, uncast
 from mpgluon.cast.plan import NORMALIZATION_LAYERS, KeepFP32
+from mpgluon.errors import PrecisionError
 from mpgluon.formats.float_format import format_named
 from mpgluon.formats.loss_scale import LossScale
 from mpgluon.formats.policy import Policy, as_policy
 
 import mxnet as mx
+import numpy as np
 from mxnet import gluon
 
 __all__ = ["automatic_loss_scale", "prepare"]
@@ -91,6 +93,8 @@ def prepare(
     """
     policy = as_policy(dtype)
     require_values(net, with_shapes=False)
+    if policy.compute_dtype == "float32":
+        _refuse_16_bits(net)
     narrow = policy.param_dtype != "float32"
     if isinstance(optimizer, mx.optimizer.Optimizer):
         optimizer.multi_precision = optimizer.multi_precision or (masters and narrow)
@@ -111,6 +115,16 @@ def prepare(
 
         use_own_operators(net)
     return trainer
+
+
+def _refuse_16_bits(net: gluon.Block) -> None:
+    """Raise PrecisionError if a network that is to train in FP32 is cast, or has narrow weights."""
+    for parameter in uncast(net).net.collect_params().values():
+        if np.dtype(parameter.dtype).itemsize == 2:
+            raise PrecisionError(
+                f"{parameter.name} is {np.dtype(parameter.dtype).name}, and FP32 was asked for; "
+                "call net.cast('float32') first"
+            )
 
 
 def _give_back(net: gluon.Block) -> None:

@@ -448,6 +448,8 @@ def test_extra_that_json_cannot_hold_is_refused_and_the_file_stays(saved):
     before = path.read_bytes()
     with pytest.raises(TypeError, match="not JSON serializable"):
         training.save(path, block=training.net)
+    with pytest.raises(TypeError, match="text as its keys, received 1"):
+        training.save(path, best=[{"epochs": {1: 0.5}}])  # which would come back as "1"
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
 

@@ -97,10 +97,16 @@ def test_arguments_of_prepare_are_kept():
 
 
 def test_a_network_that_is_cast_and_formats_that_do_not_exist_are_refused():
+    for made in ("float16", "mixed_bfloat16"):
+        net = make_net()
+        mpgluon.prepare(net, made, "sgd")
+        for asked in ("fp16", "fp32"):
+            with pytest.raises(PrecisionError, match="is already cast"):
+                mpgluon.prepare(net, asked, "sgd")
     net = make_net()
-    mpgluon.cast_block(net)
-    with pytest.raises(PrecisionError, match="is already cast"):
-        mpgluon.prepare(net, "fp16", "sgd")
+    net.cast("float16")
+    with pytest.raises(PrecisionError, match=r"_weight is float16, and FP32 was asked for; call"):
+        mpgluon.prepare(net, "fp32", "sgd")
     with pytest.raises(ValueError, match=r"received 'fp17', .* did you mean 'fp16'"):
         mpgluon.prepare(make_net(), "fp17", "sgd")
 

@@ -257,14 +257,14 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 19_140,
+    "mpgluon": 19_167,
     "mpgluon_tools": 18_739,
     "recipes": 5_453,
     "study": 18_622,
     "scripts": 454,
-    "tests": 55_621,
+    "tests": 55_631,
 }
-LINES_LOADED = {"mpgluon": 8_073, "mpgluon.amp": 12_266}  # by an import: a cast, training
+LINES_LOADED = {"mpgluon": 8_074, "mpgluon.amp": 12_267}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring
 LONG_BODIES = 0
 LINES_OF_TRAINER_STATE = 200

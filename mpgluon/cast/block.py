@@ -48,6 +48,7 @@ __all__ = [
     "cast_block",
     "device_type_of",
     "restore",
+    "uncast",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ def apply_policy(
             f"the policy {policy} has nothing in 16 bits; a plain network computes in FP32, and "
             "mpgluon.restore(net) takes a cast off"
         )
-    network, device_type = _uncast(net), device_type_of(net)
+    network, device_type = uncast(net), device_type_of(net)
     plan = plan_of(network, device_type, policy, keep_fp32, compute_16)
     # Nothing is refused from here on.
     mx.nd.waitall()  # a running inference may change the layout of a weight
@@ -251,7 +252,7 @@ def restore(net: gluon.Block) -> None:
             _clear_traced_graph(block)
 
 
-def _uncast(net: gluon.Block) -> NamedBlocks:
+def uncast(net: gluon.Block) -> NamedBlocks:
     """Return the blocks of a network; raise PrecisionError if one is already cast."""
     if not isinstance(net, gluon.Block):
         raise TypeError(

@@ -151,4 +151,4 @@ def _operator_names() -> list[str]:
     for prefix in _NAMESPACES:
         module = getattr(mx.nd, prefix.removesuffix(".")) if prefix else mx.nd
         names += [f"{prefix}{name}" for name in dir(module) if name[0] != "_"]
-    return names
+    return [*filter(is_operator, names)]

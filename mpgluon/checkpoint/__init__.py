@@ -177,7 +177,8 @@ def save_checkpoint(
         If the disk is full, the folder cannot be written, or the Trainer has parts that a file
         cannot hold, such as parameters that are not in ``net``; an existing file stays as it was.
     TypeError
-        If JSON cannot hold ``extra``, or an argument is of another kind.
+        If JSON cannot hold ``extra``, as it holds no dict with keys other than text, or an argument
+        is of another kind.
     ValueError
         If a parameter has no values yet.
     TrainerStateError
@@ -185,6 +186,7 @@ def save_checkpoint(
         stepped before its network was cast, or if a `mpgluon.WeightAverage` is in the network.
     """
     _check_arguments(net, trainer)
+    _refuse_other_keys(extra)
     require_values(net)
     path, run = Path(path), Run(net, trainer, extra)
     _refuse_what_is_trained_elsewhere(run, f"{path} was not written")
@@ -271,6 +273,16 @@ def load_checkpoint(
         apply()
     _warn_of_bad_weights(path, _changing(run, contents), "was loaded; use an earlier one")
     return run.extra
+
+
+def _refuse_other_keys(value: Any) -> None:
+    """Raise TypeError if a dict within ``extra`` has keys that JSON would turn into text."""
+    if isinstance(value, (list, tuple)):
+        value = dict(zip(map(str, range(len(value))), value))
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        if not isinstance(key, str):
+            raise TypeError(f"a dict in a checkpoint has text as its keys, received {key!r}")
+        _refuse_other_keys(inner)
 
 
 def read_extra(path: Union[str, Path]) -> dict[str, Any]:

@@ -227,6 +227,7 @@ def test_the_report_shows_both():
     [
         ({"keep_fp32": ["Convolutoin"]}, "'Convolutoin', nor .* mean 'Convolution'"),
         ({"keep_fp32": ["contrib.box_iuo"]}, "did you mean 'contrib.box_iou'"),
+        ({"keep_fp32": ["nope"]}, "nor mixed a block of that name or place$"),
         ({"keep_fp32": ["mixed_haed"]}, "nor mixed a block of that .*mean 'mixed_head'"),
         ({"keep_fp32": ["mixed_haed:FullyConnected"]}, "no block of mixed .*mean 'mixed_head'"),
         ({"keep_fp32": ["hed:FullyConnected"]}, "did you mean 'head'"),

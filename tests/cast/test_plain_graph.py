@@ -196,7 +196,8 @@ def test_own_operators_come_with_prepare_and_leave_with_a_cast_or_a_restore():
         mpgluon.restore(net)
         assert computed() == (0, bits)
     amp.autocast(net)
-    prepared(net)  # without effect on a cast network
+    with pytest.raises(mpgluon.PrecisionError, match="already cast"):
+        prepared(net)
     amp.restore(net)
     assert computed() == (0, bits)
     prepared(net)

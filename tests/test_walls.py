@@ -262,7 +262,7 @@ LINES = {
     "recipes": 5_453,
     "study": 18_622,
     "scripts": 454,
-    "tests": 55_631,
+    "tests": 55_633,
 }
 LINES_LOADED = {"mpgluon": 8_074, "mpgluon.amp": 12_267}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

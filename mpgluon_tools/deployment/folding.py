@@ -66,8 +66,8 @@ def _compute_weights(recording: Recording, *, every_operand: bool = False) -> Re
             continue
         rule, operands = rule_of(name_in_f(node.operator)), {entry.node for entry in node.inputs}
         may_vary = rule is Rule.OTHER or _DRAWS.search(node.operator)
-        shape = np.atleast_1d(node.options.get("shape", 1))  # 0 is a size that MXNet infers
-        created = every_operand and node.operator in _CREATIONS and 0 not in shape
+        shape = np.atleast_1d(node.options.get("shape", 1))  # 0 and -1 are sizes that MXNet infers
+        created = every_operand and node.operator in _CREATIONS and (shape > 0).all()
         if created or (operands and operands <= constant and not may_vary):
             constant.add(node)
         weights = rule in (Rule.COMPUTE, Rule.NORMALIZE) and node.operator != "RNN"

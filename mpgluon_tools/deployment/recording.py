@@ -87,10 +87,6 @@ class Recording:
             )
         shapes = {name: value.shape for name, value in self.values.items()}
         dtypes = dict.fromkeys([*shapes, *self.inputs], "float32")
-        for node in self.graph.nodes if mx.util.is_np_shape() else ():
-            if node.operator == "_zeros":  # begin states, with 0 for a size that is now called -1
-                shape = re.sub(r"\b0\b", "-1", node.attributes["shape"])
-                node.attributes = {**node.attributes, "shape": shape}
         try:
             with redirect_stdout(None):  # MXNet's list of all shapes
                 self.graph.infer(dtypes, {**shapes, **dict(zip(self.inputs, input_shapes))})
@@ -161,6 +157,10 @@ def record(
                 forward.detach()
         graph = Graph.read(symbol_of(net, inputs))
     for node in graph.nodes:
+        if mx.util.is_np_shape() and node.operator == "_zeros":
+            # A begin state, with 0 for the size that is -1 in NumPy's shapes.
+            shape = re.sub(r"\b0\b", "-1", node.attributes["shape"])
+            node.attributes = {**node.attributes, "shape": shape}
         if node.has_subgraph:
             what, instead = node.kind_of_subgraph
             raise ValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpgluon import PrecisionError
 from mpgluon.base.blocks import set_value
-from mpgluon.deployment import export_torch
+from mpgluon.deployment import export_torch, inference_network
 from mpgluon_tools.onnx.export import export_onnx
 
 import mxnet as mx
@@ -118,6 +118,8 @@ def test_a_recurrent_layer_of_the_numpy_interface_begins_with_zeros(kind, tmp_pa
         assert_same_results(session, net, [images], FEW_ROUNDINGS)
         program = export_torch(net, tmp_path / "torch", [(2, 5, 3)]) / "model.py"
         assert "self.rnn0(x.transpose(0, 1))" in program.read_text()  # zeros by default, there
+        again = inference_network(net, "float32")(images)
+        np.testing.assert_array_equal(again.asnumpy(), net(images).asnumpy())
 
 
 @pytest.mark.parametrize("example", [(2, 5), (5, 5), (1, 1)])

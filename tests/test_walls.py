@@ -260,7 +260,7 @@ LINES = {
     "mpgluon": 19_167,
     "mpgluon_tools": 18_739,
     "recipes": 5_453,
-    "study": 18_622,
+    "study": 18_649,
     "scripts": 454,
     "tests": 55_633,
 }

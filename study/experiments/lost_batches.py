@@ -128,7 +128,7 @@ class Task:
 
 def _of_cifar10(name: str, config: TrainingConfig, run: Any, **more: Any) -> Experiment:
     settings = {"photographs": "CIFAR-10", "shifts": config.shifts, **more, **config_of(config)}
-    return Experiment(name, settings, partial(run, config), planned=True)
+    return Experiment(name, settings, partial(run, config))
 
 
 def _of_caltech101(name: str, config: TrainingConfig, run: Any, **more: Any) -> Experiment:
@@ -250,6 +250,13 @@ class _LostBatches:
         """Test a row against another in all complete tasks that have it."""
         tasks = [task for task in self.complete if row in task.rows]
         return _test([self.minus(row, base, task) for task in tasks])
+
+    def spread(self, row: str) -> float:
+        """Return the standard deviation of a row's differences from FP32, in the complete tasks."""
+        differences = [self.minus(row, BASE, task) for task in self.complete if row in task.rows]
+        within = [one - one.mean() for one in differences]
+        squares = float(np.sum(np.square(np.concatenate(within))))
+        return math.sqrt(squares / sum(len(one) - 1 for one in differences))
 
     def table(self) -> list[list[str]]:
         """Return the cells of the table of arms by task."""

@@ -113,6 +113,7 @@ def test_verdicts_are_those_of_the_protocol(record_of):
     assert table[0][:2] == [CIFAR10.title, "FP32"]
     assert table[0][3] == "-"
     assert view.compare("float16-measured", "float16-dynamic").lower > 0.25
+    assert view.spread("float16-dynamic") == pytest.approx(math.sqrt(20 * 0.1**2 / 18))
     assert view.batches_are_the_cause
     assert view.measured_becomes_the_default
     figure = Figure()

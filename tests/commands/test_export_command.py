@@ -37,7 +37,7 @@ def noise(*shape):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_function_becomes_a_file_that_knows_its_categories(printed, folder, dtype):
-    (folder / "names.txt").write_text("cat\ndog\nkoala\n")
+    (folder / "names.txt").write_text("cat\ndog\nkoala\n", "utf-8-sig")  # as Windows does
     options = ("--image-size=8", "--class-names=names.txt", f"--dtype={dtype}")
     output = printed("export", "mine:small", *options, "--output=net.onnx")
     assert output.startswith("HybridSequential from mine:small.\n")

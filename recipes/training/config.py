@@ -226,7 +226,7 @@ class TrainingConfig:
         check_options(self)
         for name in ("data_dir", "output_dir"):
             if not getattr(self, name):  # such as of a shell's variable that is not set
-                raise ValueError(f"{name} must be a folder, received ''; write . for this one")
+                raise ValueError(f"{name} must be a folder, received ''; . is the current one")
         if any("\udc80" <= character <= "\udcff" for character in self.output_dir):
             raise ValueError(
                 "output_dir must be a name in UTF-8, since MXNet writes no other files; received "

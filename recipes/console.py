@@ -27,10 +27,12 @@ def run(
     *,
     resume: Resume,
     dataset: Optional[Dataset] = None,
+    advice: str = "more --epochs, or --loss-scale measured",
 ) -> int:
     """Train, let rank 0 print the result, and return the exit status.
 
-    `recipes.training.train` describes the arguments. The status is 2 after bad input, and 128
+    `recipes.training.train` describes the arguments; ``advice`` is on a run whose steps were all
+    skipped. The status is 2 after bad input, and 128
     and a signal's number after that signal.
     """
     several = processes.world_size > 1
@@ -78,6 +80,12 @@ def run(
         f"{results['training_seconds']:.0f} s, final loss scale "
         f"{results['final_loss_scale']:g}; results in {config.output_dir}"
     )
+    if results["skipped_steps"] == results["steps"]:
+        print(
+            f"warning: every step was skipped, so that the network is as it began; try {advice}, "
+            "in another --output-dir",
+            file=sys.stderr,
+        )
     if results.get("confusions"):  # none on noise
         rows = [(right, answer, str(count)) for right, answer, count in results["confusions"]]
         print(Table(("category", "taken for", "images"), rows).fitted(width()))

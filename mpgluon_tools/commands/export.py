@@ -15,6 +15,7 @@ numbers. The batch may have any size.
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,8 +111,9 @@ def _to_torch(options: argparse.Namespace) -> int:
         folder = export_torch(opened.net, options.output or "network", shapes, title=title)
     print("\n".join(opened.about))
     print(f"{folder}: model.py, model.safetensors, check.py, check.npz")
-    print(f"python {folder / 'check.py'} compares it with MXNet's numbers, where PyTorch and "
-          "safetensors are installed")  # fmt: skip
+    check = shlex.quote(str(folder / "check.py"))
+    print(f"python {check} compares it with MXNet's numbers, where PyTorch and safetensors are "
+          "installed")  # fmt: skip
     return 0
 
 

@@ -194,7 +194,7 @@ def _class_names(path: Optional[str]) -> Optional[tuple[str, ...]]:
     if not path:
         return None
     try:
-        names = Path(path).read_text("utf-8").splitlines()
+        names = Path(path).read_text("utf-8-sig").splitlines()
     except OSError as error:
         raise ValueError(
             f"--class-names {path} cannot be read: {error.strerror}; it is a text file with one "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,7 +62,8 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
     print(*lines, sep="\n", end="\n" * bool(lines))
     overflows = sorted(recording.folder.parent.glob("overflows/overflow-*.npz"))
     if overflows:
-        print(f"\nA skipped step can be run again: mpgluon replay {overflows[-1]}")
+        newest = shlex.quote(str(overflows[-1]))
+        print(f"\nA skipped step can be run again: mpgluon replay {newest}")
     if options.html is not None:
         from mpgluon_tools.recorder.numerics.page import write_page
 

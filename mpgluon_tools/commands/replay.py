@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mpgluon.base.processor import recorded_threads, unasked_threads, usable_cores
 from mpgluon_tools.commands.arguments import width
+from mpgluon_tools.commands.checkout import is_run
 from mpgluon_tools.progress import progress_line
 
 __all__ = ["EPILOG", "add_arguments", "run"]
@@ -62,4 +63,10 @@ def run(options: argparse.Namespace, import_all_of_mpgluon: Callable[[], None]) 
 
 def _file_of(path: Path) -> Path:
     """Return the newest recorded step of a run's folder, or any other path unchanged."""
-    return max(path.glob("overflows/overflow-*.npz"), default=path)
+    newest = max(path.glob("overflows/overflow-*.npz"), default=path)
+    if newest.is_dir() and is_run(str(newest)):
+        raise ValueError(
+            f"the run {path} has no recorded step: no step was skipped, or train_caltech.py ran "
+            "without --record-overflows; give it --record-overflows=1 in the next run"
+        )
+    return newest

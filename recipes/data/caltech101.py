@@ -11,6 +11,7 @@ https://doi.org/10.22002/D1.20086
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Union
@@ -206,7 +207,8 @@ def find_tree(data_dir: Union[str, Path]) -> Path:
         return data_dir
     raise DataError(
         f"Caltech 101 is not in {data_dir}: get it with `python scripts/download_caltech.py "
-        f"--data-dir {data_dir}`, or train on rendered images with --dataset shapes"
+        f"--data-dir {shlex.quote(str(data_dir))}`, or train on rendered images with "
+        "--dataset shapes"
     )
 
 

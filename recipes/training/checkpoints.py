@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable, Literal, Optional, TypeVar, Union
 
@@ -39,6 +42,7 @@ class RunCheckpoints:
     def __init__(self, config: TrainingConfig, *, resume: Resume, writes: bool = True) -> None:
         self._folder = config.output_path / "checkpoints"
         self._keep = config.keep_checkpoints
+        self._writes = writes
         if not writes:
             return
         if resume is True and not self._newest_first():
@@ -58,8 +62,38 @@ class RunCheckpoints:
                 f"{config.output_dir} holds a run already; continue it with --resume, or choose "
                 "another --output-dir"
             )
-        for part in self._folder.glob(".step-*.part"):  # of a run that was killed while writing
-            part.unlink()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse other processes that would train in the run's folder, until the block ends.
+
+        The system releases the lock of a process that ends, even of one that is killed.
+
+        Raises
+        ------
+        CheckpointError
+            If another process trains in the folder.
+        """
+        if not self._writes:
+            yield
+            return
+        folder = self._folder.parent
+        with open(folder / ".lock", "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise CheckpointError(
+                    f"another process trains in {folder}; wait for its end, or choose another "
+                    "--output-dir"
+                ) from error
+            except OSError:  # a file system without locks
+                _logger.warning("%s cannot be locked: start no other run in it", folder)
+            for part in self._folder.glob(".step-*.part"):  # of a run that was killed while writing
+                part.unlink()
+            try:
+                yield
+            finally:
+                (folder / ".lock").unlink(missing_ok=True)
 
     def path(self, step: int) -> Path:
         """Return the path of the checkpoint after a step."""

@@ -224,6 +224,9 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
+        for name in ("data_dir", "output_dir"):
+            if not getattr(self, name):  # such as of a shell's variable that is not set
+                raise ValueError(f"{name} must be a folder, received ''; . is the current one")
         if any("\udc80" <= character <= "\udcff" for character in self.output_dir):
             raise ValueError(
                 "output_dir must be a name in UTF-8, since MXNet writes no other files; received "

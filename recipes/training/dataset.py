@@ -90,7 +90,7 @@ class Dataset:
             raise ValueError(
                 f"a step needs {needed} training images, and there are {len(self.train_indices)}: "
                 f"batch_size={config.batch_size}, accumulate={config.accumulate}, devices in all: "
-                f"{devices * world_size}; choose a smaller batch_size or accumulate or more images"
+                f"{devices * world_size}; choose accumulate or batch_size smaller, or more images"
             )
         image_sizes = config.image_size, config.size_in_use
         if config.dataset == "synthetic":

@@ -103,7 +103,8 @@ def train(
     ValueError, DataError, PrecisionError
         If a network, optimizer, device, data set or file of the config is missing.
     CheckpointError
-        If the folder holds another run, or none to resume, or a file does not fit.
+        If the folder holds another run, also one that another process trains, or none to resume,
+        or a file does not fit.
     DistributedError
         If a process is late or fails.
     InterruptedRunError
@@ -119,16 +120,17 @@ def train(
     devices = devices_of_process(config.devices, processes)
     refuse_unknown_network(config.model)  # before images are read or rendered
     checkpoints = RunCheckpoints(config, resume=resume, writes=processes.is_first)
-    with processes.one_per_machine_first("the images"):
-        dataset = dataset or open_dataset(config, progress=progress)
-    run = _Run(config, dataset, devices, processes, progress=progress, loss_scale=loss_scale)
-    try:
-        run.resume(checkpoints)
-        with Interruption() as interruption:
-            run.fit(checkpoints, interruption)
-    finally:
-        run.close()
-    return run.finish()
+    with checkpoints.alone():
+        with processes.one_per_machine_first("the images"):
+            dataset = dataset or open_dataset(config, progress=progress)
+        run = _Run(config, dataset, devices, processes, progress=progress, loss_scale=loss_scale)
+        try:
+            run.resume(checkpoints)
+            with Interruption() as interruption:
+                run.fit(checkpoints, interruption)
+        finally:
+            run.close()
+        return run.finish()
 
 
 @dataclass

@@ -99,7 +99,7 @@ def test_a_network_of_other_input_is_not_advised_to_use_an_option_that_the_page_
     [
         (None, "--class-names names.txt cannot be read: No such file or directory; it is a text"),
         (b"\xff\xfe", "--class-names names.txt is not text in UTF-8"),
-        (b"", "--class-names names.txt has no name in line 1"),
+        (b"\xef\xbb\xbf", "--class-names names.txt has no name in line 1"),
         (b"cat\n \ndog\n", "--class-names names.txt has no name in line 2"),
     ],
 )

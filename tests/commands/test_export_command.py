@@ -37,7 +37,7 @@ def noise(*shape):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_function_becomes_a_file_that_knows_its_categories(printed, folder, dtype):
-    (folder / "names.txt").write_text("cat\ndog\nkoala\n")
+    (folder / "names.txt").write_text("cat\ndog\nkoala\n", "utf-8-sig")  # as Windows does
     options = ("--image-size=8", "--class-names=names.txt", f"--dtype={dtype}")
     output = printed("export", "mine:small", *options, "--output=net.onnx")
     assert output.startswith("HybridSequential from mine:small.\n")
@@ -121,11 +121,12 @@ def test_a_network_of_other_input_is_compared_by_its_numbers(printed):
 
 
 def test_a_program_for_pytorch_is_a_folder_with_its_check(printed, refused, folder):
-    output = printed("export", "mine:small", "--image-size=8", "--to=torch")
+    options = ("--image-size=8", "--to=torch", "--output=my network")
+    output = printed("export", "mine:small", *options)
     assert "assumed" not in output
-    assert output.splitlines()[-1].startswith("python network/check.py compares it")
-    assert "class Network(nn.Module):" in (folder / "network" / "model.py").read_text()
-    names = {path.name for path in (folder / "network").iterdir()}
+    assert output.splitlines()[-1].startswith("python 'my network/check.py' compares it")
+    assert "class Network(nn.Module):" in (folder / "my network" / "model.py").read_text()
+    names = {path.name for path in (folder / "my network").iterdir()}
     assert names == {"model.py", "model.safetensors", "check.py", "check.npz"}
     wrong = ("export", "mine:small", "--to=torch", "--dtype=float16", "--crop=0.5")
     assert "no preprocessing and no names; leave out --crop, --dtype" in refused(*wrong)

@@ -24,11 +24,11 @@ def test_a_page_is_written(printed, tmp_path):
 
 
 def test_a_recorded_overflow_of_the_run_is_named(printed, tmp_path):
-    Run().train(tmp_path / "run" / "numerics", steps=2)
-    overflow = tmp_path / "run" / "overflows" / "overflow-00000002.npz"
+    Run().train(tmp_path / "my run" / "numerics", steps=2)
+    overflow = tmp_path / "my run" / "overflows" / "overflow-00000002.npz"
     overflow.parent.mkdir()
     overflow.touch()
-    assert f"again: mpgluon replay {overflow}\n" in printed("numerics", tmp_path / "run")
+    assert f"again: mpgluon replay '{overflow}'\n" in printed("numerics", tmp_path / "my run")
 
 
 def test_warnings_are_printed_and_are_the_exit_status(printed, tmp_path):

@@ -53,3 +53,6 @@ def test_what_cannot_be_replayed_is_said_in_a_line(refused, recorded, arguments,
 
 def test_a_file_that_is_none_of_a_recorder_is_refused(refused, folder):
     assert "mine.py" in refused("replay", folder / "mine.py")
+    assert f"{folder} is a folder, not a recorded step" in refused("replay", folder)
+    (folder / "checkpoints").mkdir()
+    assert f"the run {folder} has no recorded step: no step was" in refused("replay", folder)

@@ -128,10 +128,11 @@ def test_the_tree_is_found_in_its_three_places(tmp_path):
 
 
 def test_a_missing_tree_is_an_error_that_says_how_to_get_either(tmp_path):
-    (tmp_path / "101_ObjectCategories").mkdir()
-    advice = rf"python scripts/download_caltech\.py --data-dir {tmp_path}`, .* --dataset shapes"
+    data = tmp_path / "my data"
+    (data / "101_ObjectCategories").mkdir(parents=True)
+    advice = rf"python scripts/download_caltech\.py --data-dir '{data}'`, .* --dataset shapes"
     with pytest.raises(DataError, match=advice):
-        find_tree(tmp_path)
+        find_tree(data)
     with pytest.raises(DataError, match="is not in missing"):
         find_tree("missing")
 

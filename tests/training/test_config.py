@@ -53,6 +53,8 @@ AT_LEAST = {
         ("loss_scale", "1000", "must be a power of two.* received 1000"),
         ("loss_scale", "0", "must be a power of two.* received 0"),
         ("loss_scale", "inf", "must be a power of two.* received inf"),
+        ("output_dir", "", "output_dir must be a folder, received ''; . is the current one"),
+        ("data_dir", "", "data_dir must be a folder, received ''"),
         ("output_dir", "\udce4", "output_dir must be a name in UTF-8, .* received"),
     ],
 )

@@ -197,6 +197,7 @@ def test_of_very_many_photographs_some_train_and_no_category_takes_the_others_pl
     assert np.bincount(labels[list(dataset.train_indices)]).tolist() == [8, 3, 8]
     assert np.bincount(labels[list(dataset.test_indices)]).tolist() == [2, 1, 2]
     assert (config.batch_size, config.epochs, more["resume"]) == (8, 30, "auto")
+    assert more["advice"] == "more --epochs"  # it has no --loss-scale
     assert "19 photographs for training, 5 for testing, 22 not used" in capsys.readouterr().out
 
 

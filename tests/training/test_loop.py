@@ -14,6 +14,8 @@ from helpers import assert_same_bits
 from PIL import Image
 from training_helpers import STEPS, STEPS_PER_EPOCH, Run, quick_config, run
 
+from recipes.options import in_options
+from recipes.training import TrainingConfig
 from recipes.training.checkpoints import RunCheckpoints
 from recipes.training.dataset import open_dataset
 from recipes.training.networks import build_network
@@ -195,7 +197,6 @@ def test_fine_tuning_starts_from_a_file_of_another_number_of_classes(tmp_path, f
         ({"devices": "tpu"}, ValueError, "received 'tpu'"),
         ({"devices": "gpu:99"}, PrecisionError, r"names gpu\(99\)"),
         ({"train_per_class": 6}, ValueError, "train_per_class=6 leaves nothing to test on"),
-        ({"batch_size": 41}, ValueError, "a step needs 41 training images, and there are 40"),
         ({"classes": 9}, ValueError, "classes must be from 10 to 101, received 9"),
         ({"dataset": "caltech101"}, DataError, "Caltech 101 is not in .*--dataset shapes"),
         ({"pretrained": "/nowhere"}, CheckpointError, "there is no parameter file /nowhere"),
@@ -206,6 +207,13 @@ def test_what_is_not_there_is_refused_before_a_step(shapes, tmp_path, changes, k
         run(shapes, tmp_path, **changes)
     assert not (tmp_path / "history.jsonl").exists()
     RunCheckpoints(quick_config(shapes, tmp_path), resume=False)  # the folder can be used again
+
+
+def test_a_step_of_more_images_than_there_are_names_both_options(shapes, tmp_path):
+    with pytest.raises(ValueError, match=r"a step needs 41 training .* 40: ") as error:
+        run(shapes, tmp_path, batch_size=41)
+    said = in_options(str(error.value), TrainingConfig, {})
+    assert said.endswith("; choose --accumulate or --batch-size smaller, or more images")
 
 
 def test_parameters_that_cannot_be_written_leave_no_half_file(shapes, tmp_path, monkeypatch):

@@ -3,11 +3,14 @@
 import logging
 
 from mpgluon.diagnostics import compare_numerics, read_numerics
+from mpgluon.distributed import OneProcess
 from mpgluon_tools import commands
 
 import pytest
 from helpers import assert_same_bits
 from training_helpers import STEPS, run, run_interrupted
+
+from recipes import console
 
 OPTIONS = {"dtype": "float16", "record_numerics": 2}
 ALL_OVERFLOW = {"dtype": "float16", "loss_scale": str(2**24), "epochs": 1, "warmup_epochs": 0}
@@ -67,3 +70,12 @@ def test_overflows_of_a_run_are_replayed(accumulate, smoothing, shapes, tmp_path
     assert "\nbackward: the first array that is not finite is the gradient of what the" in printed
     assert "\nlayer: net.output\n" in printed  # of its logits, which the loss computes
     assert "flags that the recorded step raised:\n  cifarresnet" in printed
+
+
+@pytest.mark.parametrize("skipped", [STEPS - 1, STEPS])
+def test_a_run_that_skipped_every_step_is_warned_of(float16_run, monkeypatch, capsys, skipped):
+    results = {**float16_run.results, "skipped_steps": skipped}
+    monkeypatch.setattr(console, "train", lambda *_, **__: results)
+    assert console.run(float16_run.config, OneProcess(), resume=False) == 0
+    warned = "warning: every step was skipped, so that the network is as it began; try more --ep"
+    assert (warned in capsys.readouterr().err) == (skipped == STEPS)

@@ -22,6 +22,7 @@ from training_helpers import (
     wait_until,
 )
 
+from recipes.training.checkpoints import RunCheckpoints
 from recipes.training.interruption import Interruption
 
 
@@ -158,6 +159,20 @@ def test_without_a_good_checkpoint_nothing_is_continued_and_each_is_named(shapes
     assert "step-00000004.npz" in str(error.value)
     assert "step-00000008.npz" in str(error.value)
     assert contents(copy_of_run) == before
+
+
+def test_a_folder_in_which_a_process_trains_is_refused_and_left_as_it_is(shapes, tmp_path):
+    checkpoints = RunCheckpoints(quick_config(shapes, tmp_path), resume=False)
+    part = tmp_path / "checkpoints" / ".step-00000004.npz.1.part"
+    with checkpoints.alone():
+        part.touch()
+        for resume in (False, "auto"):
+            with pytest.raises(CheckpointError, match=f"another process trains in {tmp_path}; wa"):
+                run(shapes, tmp_path, resume=resume)
+        assert part.exists()
+    with checkpoints.alone():
+        assert not part.exists()
+    assert os.listdir(tmp_path) == ["checkpoints"]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -31,9 +31,8 @@ def run(
 ) -> int:
     """Train, let rank 0 print the result, and return the exit status.
 
-    `recipes.training.train` describes the arguments; ``advice`` is on a run whose steps were all
-    skipped. The status is 2 after bad input, and 128
-    and a signal's number after that signal.
+    `recipes.training.train` describes the arguments; ``advice`` is for a run whose steps were all
+    skipped. The status is 2 after bad input, and 128 and a signal's number after that signal.
     """
     several = processes.world_size > 1
     logging.basicConfig(

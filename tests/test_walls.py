@@ -258,11 +258,11 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 
 LINES = {
     "mpgluon": 19_167,
-    "mpgluon_tools": 18_739,
-    "recipes": 5_453,
+    "mpgluon_tools": 18_750,
+    "recipes": 5_502,
     "study": 18_649,
     "scripts": 454,
-    "tests": 55_633,
+    "tests": 55_682,
 }
 LINES_LOADED = {"mpgluon": 8_074, "mpgluon.amp": 12_267}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -67,7 +67,8 @@ class RunCheckpoints:
     def alone(self) -> Iterator[None]:
         """Refuse other processes that would train in the run's folder, until the block ends.
 
-        The system releases the lock of a process that ends, even of one that is killed.
+        The system releases the lock of a process that ends, even of one that is killed while the
+        workers that it has forked still run: these do not inherit a lock of POSIX.
 
         Raises
         ------
@@ -80,8 +81,8 @@ class RunCheckpoints:
         folder = self._folder.parent
         with open(folder / ".lock", "w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
                 raise CheckpointError(
                     f"another process trains in {folder}; wait for its end, or choose another "
                     "--output-dir"

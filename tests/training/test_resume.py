@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from mpgluon import CheckpointError
@@ -164,12 +165,17 @@ def test_without_a_good_checkpoint_nothing_is_continued_and_each_is_named(shapes
 def test_a_folder_in_which_a_process_trains_is_refused_and_left_as_it_is(shapes, tmp_path):
     checkpoints = RunCheckpoints(quick_config(shapes, tmp_path), resume=False)
     part = tmp_path / "checkpoints" / ".step-00000004.npz.1.part"
-    with checkpoints.alone():
-        part.touch()
+    part.touch()
+    lock = "import fcntl, sys; file = open('.lock', 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
+    command = [sys.executable, "-c", f"{lock}; print(flush=True); sys.stdin.read()"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, **pipes) as other:
+        other.stdout.readline()
         for resume in (False, "auto"):
             with pytest.raises(CheckpointError, match=f"another process trains in {tmp_path}; wa"):
                 run(shapes, tmp_path, resume=resume)
         assert part.exists()
+        other.kill()
     with checkpoints.alone():
         assert not part.exists()
     assert os.listdir(tmp_path) == ["checkpoints"]

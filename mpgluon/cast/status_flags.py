@@ -156,8 +156,7 @@ def joined(flags: Sequence[StepFlags]) -> StepFlags:
     """Return the flags of several networks as one value."""
     layers = tuple(layer for one in flags for layer in one.layers)
     unnoted = "" if layers else next((one.unnoted for one in flags if one.unnoted), "")
-    largest = max((one.largest for one in flags if one.largest is not None), default=None)
-    return StepFlags(layers, frozenset().union(*(one.usual for one in flags)), unnoted, largest)
+    return StepFlags(layers, frozenset().union(*(one.usual for one in flags)), unnoted)
 
 
 def of_processes(flags: Sequence[StepFlags]) -> StepFlags:

@@ -65,9 +65,9 @@ class Measurement:
         """
         for one in together:
             one.discard()
-        if not all(map(_is_measured, together)):
-            return None
         trainers = [one.trainer for one in together]
+        if not _are_measured(trainers):
+            return None
         networks, parameters = Layers.of_this_thread(), None
         if any(set(one._met).difference(together) for one in together):
             networks = layers_of(trainers)
@@ -77,12 +77,12 @@ class Measurement:
         return max((one for one in found if one is not None), default=None)
 
 
-def _is_measured(one: Measurement) -> bool:
-    """Whether the numbers of a Trainer's networks are all noted.
+def _are_measured(trainers: Sequence[gluon.Trainer]) -> bool:
+    """Whether the numbers of Trainers' cast networks are all noted.
 
     Numbers of formats as wide as FP32 need no note, and other narrow formats have none.
     In several processes none counts, so that all have the same scale.
     """
-    formats = [format_named(cast.policy.compute_dtype) for cast in casts_of([one.trainer])]
+    formats = [format_named(cast.policy.compute_dtype) for cast in casts_of(trainers)]
     noted = [form == FLOAT16 or form.exponent_bits >= 8 for form in formats]
-    return gluon_trainer.is_alone(one.trainer) and bool(noted) and all(noted)
+    return all(map(gluon_trainer.is_alone, trainers)) and bool(noted) and all(noted)

@@ -169,6 +169,20 @@ def test_passes_before_the_loss_of_a_step_do_not_count():
 
 
 @pytest.mark.usefixtures("native_operators")
+def test_a_network_without_a_cast_in_the_loss_changes_nothing():
+    net, plain = mlp(8, 16, 8), in_sequence(nn.Dense(1, in_units=8))
+    plain.initialize(mx.init.One())
+    shared = mpgluon.MeasuredLossScale()
+    trainers = [trainer_of(net, shared), trainer_of(plain, shared)]
+    with autograd.record():
+        backward(plain(net(normal(4, 8)).astype("float32")).sum(), trainers)
+    for one in trainers:
+        one.step(4)
+    assert 1 < amp.step_flags(trainers[0]).largest < 2**5
+    assert shared.scale > 2**8
+
+
+@pytest.mark.usefixtures("native_operators")
 @pytest.mark.parametrize("other", ["measured", "dynamic"])
 @pytest.mark.parametrize("in_turn", [False, True])
 def test_two_trainers_of_one_network_have_numbers_each(other, in_turn):

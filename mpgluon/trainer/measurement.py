@@ -3,7 +3,7 @@
 Layers note the largest number of all their backward passes, of any Trainer's loss. A loss may run
 through networks of other Trainers, as a generator's does through the discriminator, or of none,
 and all of them count. Passes before a step's first loss do not, and where losses of two Trainers
-have gone backward before the first of both steps, only the layers of each Trainer's parameters do.
+have gone backward before the first of both steps, the networks and layers of the other one do not.
 """
 
 from __future__ import annotations
@@ -47,12 +47,10 @@ class Measurement:
             other._met.add(self)
         self._is_open = True
         begun.add(self)
-        if not measures:
-            return
-        for layers in Layers.of_this_thread():
-            layers.note(measures=True)
-            if not self._met:  # else the number may be of their losses
-                layers.take_largest(gluon_trainer.devices_of(self.trainer))
+        if measures:
+            for layers in Layers.of_this_thread():
+                layers.note(measures=True)
+            self._take([self])
 
     def discard(self) -> None:
         """Give the step up."""
@@ -65,16 +63,27 @@ class Measurement:
         """
         for one in together:
             one.discard()
-        trainers = [one.trainer for one in together]
-        if not _are_measured(trainers):
+        if not _are_measured([one.trainer for one in together]):
             return None
-        networks, parameters = Layers.of_this_thread(), None
-        if any(set(one._met).difference(together) for one in together):
-            networks = layers_of(trainers)
-            parameters = {p for one in trainers for p in gluon_trainer.parameters_of(one)}
+        return max((one for one in self._take(together) if one is not None), default=None)
+
+    def _take(self, together: Sequence[Measurement]) -> list[Optional[float]]:
+        """Return the largest number of each network that Trainers' losses ran through; clear it.
+
+        A network of another Trainer that is open too does not count, and of one that both have the
+        layers with parameters of these Trainers.
+        """
+        trainers = [one.trainer for one in together]
+        others = {other for one in together for other in one._met}.difference(together)
+        theirs = set(layers_of(other.trainer for other in others))
+        networks = [one for one in Layers.of_this_thread() if one not in theirs]
+        shared = [one for one in layers_of(trainers) if one in theirs] if theirs else []
+        parameters = {p for one in trainers for p in gluon_trainer.parameters_of(one)}
         devices = gluon_trainer.devices_of(self.trainer)
-        found = [one.take_largest(devices, parameters) for one in networks]
-        return max((one for one in found if one is not None), default=None)
+        return [
+            *(one.take_largest(devices) for one in networks),
+            *(one.take_largest(devices, parameters) for one in shared),
+        ]
 
 
 def _are_measured(trainers: Sequence[gluon.Trainer]) -> bool:

@@ -169,6 +169,25 @@ def test_passes_before_the_loss_of_a_step_do_not_count():
 
 
 @pytest.mark.usefixtures("native_operators")
+def test_a_trainer_whose_step_never_comes_changes_nothing_for_others():
+    given_up = [mlp(8, 16, 1), mlp(8, 16, 1)]
+    trainers = [trainer_of(one) for one in given_up]
+    for net, trainer in zip(given_up, trainers):
+        with autograd.record():
+            backward(net(normal(4, 8)).sum() * 2.0**14, trainer)
+    net = network()
+    trainer = trainer_of(net)
+    step(net, trainer)
+    alone = network()
+    other = trainer_of(alone)
+    for one in trainers:
+        one.step(4)
+    step(alone, other)
+    assert amp.step_flags(trainer).largest == amp.step_flags(other).largest
+    assert amp.loss_scale(trainer) == amp.loss_scale(other)
+
+
+@pytest.mark.usefixtures("native_operators")
 def test_a_network_without_a_cast_in_the_loss_changes_nothing():
     net, plain = mlp(8, 16, 8), in_sequence(nn.Dense(1, in_units=8))
     plain.initialize(mx.init.One())

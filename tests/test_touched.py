@@ -59,6 +59,7 @@ def test_the_tests_of_every_row_exist():
          ["notebooks-check", "docs-look", "test-clean VARIANTS=few", "test-slow VARIANTS=few"]),
         (["tests/numerics_runs.py"], ["tests/commands", "tests/diagnostics"],
          ["test-slow VARIANTS=few FOLDERS=tests/commands,tests/diagnostics"]),
+        (["tests/was_removed.py"], [], []),
         (["tests/browser.py"], ["tests/commands", "tests/diagnostics", "tests/site"],
          ["docs-look",
           "test-slow VARIANTS=few FOLDERS=tests/commands,tests/diagnostics,tests/site"]),

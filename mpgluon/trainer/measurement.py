@@ -52,17 +52,15 @@ class Measurement:
                 layers.note(measures=True)
             self._take([self])
 
-    def discard(self) -> None:
-        """Give the step up."""
+    def close(self) -> None:
+        """Record that the step has ended, or was given up."""
         self._is_open = False
 
-    def end(self, together: Sequence[Measurement]) -> Optional[float]:
+    def largest(self, together: Sequence[Measurement]) -> Optional[float]:
         """Return the largest number of the losses of Trainers that step together.
 
         ``None`` where it is not measured. The devices must be idle.
         """
-        for one in together:
-            one.discard()
         if not _are_measured([one.trainer for one in together]):
             return None
         return max((one for one in self._take(together) if one is not None), default=None)
@@ -77,13 +75,13 @@ class Measurement:
         others = {other for one in together for other in one._met}.difference(together)
         theirs = set(layers_of(other.trainer for other in others))
         networks = [one for one in Layers.of_this_thread() if one not in theirs]
-        shared = [one for one in layers_of(trainers) if one in theirs] if theirs else []
-        parameters = {p for one in trainers for p in gluon_trainer.parameters_of(one)}
         devices = gluon_trainer.devices_of(self.trainer)
-        return [
-            *(one.take_largest(devices) for one in networks),
-            *(one.take_largest(devices, parameters) for one in shared),
-        ]
+        found = [one.take_largest(devices) for one in networks]
+        if theirs:
+            parameters = {p for one in trainers for p in gluon_trainer.parameters_of(one)}
+            shared = theirs.intersection(layers_of(trainers))
+            found += [one.take_largest(devices, parameters) for one in shared]
+        return found
 
 
 def _are_measured(trainers: Sequence[gluon.Trainer]) -> bool:

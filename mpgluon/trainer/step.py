@@ -153,7 +153,7 @@ class TrainerState(ChecksWeights):
         """Discard the latest step, and one that was begun."""
         self.gradients.discard()
         self.statistics.discard()
-        self.measurement.discard()
+        self.measurement.close()
         shared_scale.abandon_round(self.loss_scale)
         self.latest = Factors()
 
@@ -278,13 +278,15 @@ def _report(state: TrainerState, good: bool) -> None:
     together = now.together or (state,)
     flags = flags_of_step(state.trainer, [one.trainer for one in together], good=good)
     here = [one for one in together if one.gradients.now.together is now.together]
-    largest = state.measurement.end([one.measurement for one in here])
     if state.loss_scale.measures:
+        largest = state.measurement.largest([one.measurement for one in here])
         flags = replace(flags, largest=largest)
     for one in together:
         one.flags = flags
-    for one in here if now.together else ():
-        one.gradients.change(verdict=good)
+    for one in here:
+        one.measurement.close()
+        if now.together:
+            one.gradients.change(verdict=good)
     if now.together or now.scale is not None:
         shared_scale.report(state.loss_scale, together, finite=good, largest=flags.largest)
 

@@ -64,6 +64,11 @@ class Recording:
         """Return how often each output of a node is an operand or a result."""
         return self.graph.uses() + Counter(entry.key for entry in self.graph.heads)
 
+    def unused_inputs(self) -> list[str]:
+        """Return the names of inputs that nothing in the network uses."""
+        variables = {node.name for node in self.graph.nodes if node.is_variable}
+        return [name for name in self.inputs if name not in variables]
+
     def values_after_data(self, node: Node) -> Optional[list[npt.NDArray[np.float32]]]:
         """Return the values of all operands but the first, or ``None`` if one is computed."""
         operands = [entry.node for entry in node.inputs[1:]]
@@ -79,8 +84,7 @@ class Recording:
         ValueError
             If the network does not work on them, or does not use one of its inputs.
         """
-        variables = {node.name for node in self.graph.nodes if node.is_variable}
-        unused = [name for name in self.inputs if name not in variables]
+        unused = self.unused_inputs()
         if unused:
             raise ValueError(
                 f"the network does not use its input {', '.join(unused)}; take a block without it"

@@ -103,8 +103,7 @@ def export_torch(
     """
     names = ["data"] if len(input_shapes) == 1 else [f"data{i}" for i in range(len(input_shapes))]
     recording = record(net, names, for_training=True)
-    used = {node.name for node in recording.graph.nodes}
-    unused = [str(place) for place, name in enumerate(names) if name not in used]
+    unused = [str(names.index(name)) for name in recording.unused_inputs()]
     if unused:
         raise ValueError(f"the network does not use its input {', '.join(unused)}; leave it out")
     graph = read_symbol(recording.graph.symbol().tojson(remove_amp_cast=False).encode())

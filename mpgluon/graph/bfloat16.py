@@ -12,8 +12,9 @@ longer than all others of a ResNet-50 together.
 ``clip``, such as a ReLU6, and padding with zeros take and return bfloat16 where their operand was
 cast from it and nothing is rounded otherwise.
 
-BatchNorm and the gradients of weights of narrow groups are computed by own operators in layouts and
-shapes for which oneDNN has slow code only. Their FP32 sums have another order than oneDNN's.
+BatchNorm, depthwise convolutions and the gradients of weights of narrow groups are computed by own
+operators in layouts and shapes for which oneDNN has slow code only. Their FP32 sums have another
+order than oneDNN's.
 """
 
 from __future__ import annotations

@@ -93,7 +93,8 @@ struct FloatBounds {
   float least, most;
 
   float clip(float x) const { return x > most ? most : x < least ? least : x; }
-  float gradient(float dy, float x) const { return x > most || x < least ? 0.0f : dy; }
+  // Without branches: | computes both comparisons.
+  float gradient(float dy, float x) const { return (x > most) | (x < least) ? 0.0f : dy; }
 };
 
 // Clip an array, or the gradient of that.

@@ -214,8 +214,9 @@ inline Operator in_place_of(const nnvm::Op* op, const std::string& name,
 // called as forward(op, ...) and backward(op, ...), with MXNet's.
 template <class Forward, class Backward>
 void in_places_of(const std::string& name, const std::string& prefix, const Forward& forward,
-                  const Backward& backward) {
-  const nnvm::Op *op = nnvm::Op::Get(name), *back = nnvm::Op::Get("_backward_" + name);
+                  const Backward& backward, const std::string& gradient = "") {
+  const nnvm::Op* op = nnvm::Op::Get(name);
+  const nnvm::Op* back = nnvm::Op::Get(gradient.empty() ? "_backward_" + name : gradient);
   Operator made_back = in_place_of(back, prefix + "backward_" + name,
                                    [=](const auto&... all) { backward(back, all...); });
   Operator made =

@@ -1,5 +1,5 @@
-// Operators of FP32 numbers that are computed one by one, in any layout, with MXNet's bits. MXNet's own are for plain
-// arrays. Gradients are MXNet's.
+// Operators of FP32 numbers that are computed one by one, in any layout, and their gradients, with MXNet's bits. MXNet's
+// own are for plain arrays.
 #ifndef MPGLUON_ELEMENTWISE_H_
 #define MPGLUON_ELEMENTWISE_H_
 
@@ -9,12 +9,16 @@
 namespace mpgluon {
 namespace elementwise_operators {
 
-// Register an operator of two operands, of which the second may be a number among its options.
+const auto add = [](float x, float y) { return x + y; };
+const auto multiply = [](float x, float y) { return x * y; };
+const auto divide = [](float x, float y) { return x / y; };
+
+// Return of, of two operands or of one and a number among the options, as a function of arrays that MXNet's operator
+// computes if they are not FP32.
 template <class Of>
-void register_one(const char* name, const Of& of) {
-  const nnvm::Op* op = nnvm::Op::Get(name);
-  const auto compute = [=](const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
-                           const Requests& req, const Arrays& out) {
+auto on_arrays(const Of& of) {
+  return [=](const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
+             const Requests& req, const Arrays& out) {
     if (out[0].dtype() != mshadow::kFloat32) return call(op, attrs, ctx, in, req, out);
     if (req[0] == mxnet::kNullOp) return;
     const float scalar = double_option(attrs, "scalar", 0);
@@ -22,14 +26,25 @@ void register_one(const char* name, const Of& of) {
       keep_nan::map<float>(req[0], out[0], [=](float x) { return of(x, scalar); }, in[0]);
     else keep_nan::map<float>(req[0], out[0], of, in[0], in[1]);
   };
-  Operator made = in_place_of(op, std::string("_mpgluon_any_layout_") + name, compute);
-  made.inherit<nnvm::FGradient>("FGradient", op).set<bool>("TIsMKLDNN", true);
+}
+
+// Write both gradients of a product; the second may take the place of the gradient that arrives.
+inline void product_backward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
+                             const Arrays& in, const Requests& req, const Arrays& out) {
+  if (in[0].dtype() != mshadow::kFloat32) return call(op, attrs, ctx, in, req, out);
+  for (int operand : {0, 1})
+    if (req[operand] != mxnet::kNullOp)
+      keep_nan::map<float>(req[operand], out[operand], multiply, in[0], in[2 - operand]);
 }
 
 inline void register_elementwise() {
-  register_one("_plus_scalar", [](float x, float y) { return x + y; });
-  register_one("_div_scalar", [](float x, float y) { return x / y; });
-  register_one("elemwise_mul", [](float x, float y) { return x * y; });
+  const std::string prefix = "_mpgluon_any_layout_";
+  const nnvm::Op* plus = nnvm::Op::Get("_plus_scalar");
+  const auto add_scalar = on_arrays(add);
+  Operator made = in_place_of(plus, prefix + "_plus_scalar", [=](const auto&... all) { add_scalar(plus, all...); });
+  made.inherit<nnvm::FGradient>("FGradient", plus).set<bool>("TIsMKLDNN", true);  // a copy of the gradient
+  in_places_of("_div_scalar", prefix, on_arrays(divide), on_arrays(divide), "_backward_div_scalar");
+  in_places_of("elemwise_mul", prefix, on_arrays(multiply), product_backward, "_backward_mul");
 }
 
 }  // namespace elementwise_operators

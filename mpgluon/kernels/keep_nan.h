@@ -73,13 +73,12 @@ void map_values(OpReqType req, int64_t n, const X* before, X* y, const Of& of, c
   map_chunks(n, y, of, x...);
 }
 
-// The same for arrays, in their layout if it is the same, else as plain arrays.
+// The same for arrays: all in the layout of the last of them that is not plain, in which more operators are fast.
 template <class X, class Of, class... In>
 void map(OpReqType req, const NDArray& out, const Of& of, const In&... in) {
-  const int layouts[] = {layout_of(in)...};
-  int layout = layouts[0];
-  for (int other : layouts)
-    if (other != layout || req == mxnet::kAddTo) layout = 0;
+  int layout = 1;
+  if (req != mxnet::kAddTo)
+    for (int other : {layout_of(in)...}) layout = other > 1 ? other : layout;
   const auto write = [&](const auto&... same) {
     const NDArray former = req == mxnet::kAddTo ? plain(out) : out;
     const bool in_place = req != mxnet::kAddTo && std::max({address(same) == address(out)...});
@@ -87,8 +86,7 @@ void map(OpReqType req, const NDArray& out, const Of& of, const In&... in) {
     map_values(req, out.shape().Size(), elements_of<const X>(former), y, of,
                elements_of<const X>(same)...);
   };
-  if (layout == 0) write(plain(in)...);
-  else write(in...);
+  write(in_layout<X>(in, layout)...);
 }
 
 template <class Of, class... In>

@@ -52,6 +52,7 @@ _NAMES = {
     "bfloat16": "bfloat16, autocast",
 }
 _MEMORY_STEPS = 3
+_MOST_SKIPS = 40  # while a dynamic loss scale falls from 2^16
 _BUSY = 0.5  # of the cores, by the load average of a minute
 
 
@@ -157,7 +158,8 @@ def _training_step(
 ) -> Callable[[], int]:
     """Return a function that trains one step and returns the batch size; it was called a few times.
 
-    The weights and the batch are the same in each format.
+    The weights and the batch are the same in each format. Steps that a loss scale skips update
+    nothing, so that they take less time, and less memory before the first update: they come before.
     """
     import mpgluon
     from mpgluon import amp
@@ -190,6 +192,10 @@ def _training_step(
         return samples
 
     for _ in range(warm_up):
+        step()
+    for _ in range(_MOST_SKIPS):
+        if not amp.step_was_skipped(trainer):
+            break
         step()
     return step
 

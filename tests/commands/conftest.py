@@ -92,6 +92,11 @@ def number():
     return 5
 
 
+def steep():
+    x, labels = mx.nd.ones((2, 5)), mx.nd.zeros(2)
+    return dense(), Batch(x, labels, lambda output, labels: 1000 * output.astype("float32"))
+
+
 def broken():
     return 1 / 0
 

@@ -6,10 +6,14 @@ import os
 import re
 import sys
 
+from mpgluon import amp
+from mpgluon_tools.commands import parser_of
+from mpgluon_tools.commands.bench import _training_step
 from mpgluon_tools.step_profile import Cost, is_slow_code, read_profile
 from mpgluon_tools.timing import interleave
 
 import pytest
+from mxnet import gluon
 
 FORMATS = ["float32", "float32, prepared", "float16, cast", "bfloat16, autocast"]
 
@@ -56,6 +60,24 @@ def test_memory_is_that_of_a_process_for_each_format(started):
     assert (done.returncode, done.stderr) == (0, "")
     assert "1 round in turn" in done.stdout
     assert all(50 < int(row[-1]) < 2000 for row in rows_of(done.stdout).values())
+
+
+def test_steps_that_a_falling_loss_scale_skips_are_not_timed(monkeypatch):
+    # They update nothing: they are faster, and the optimizer has no states before its first update.
+    skipped = []
+
+    def step(trainer, *arguments):
+        real(trainer, *arguments)
+        skipped.append(amp.step_was_skipped(trainer))
+
+    real = gluon.Trainer.step
+    monkeypatch.setattr(gluon.Trainer, "step", step)
+    options = parser_of("bench").parse_args(["mine:steep"])
+    timed = _training_step(options, "float16", warm_up=1)
+    assert skipped[0]
+    assert not skipped[-1]
+    timed()
+    assert not skipped[-1]
 
 
 @pytest.mark.parametrize(

@@ -565,11 +565,23 @@ def grouped_gradient(shape, size, group, *, grad_req="write", **options):
         ((2, 32, 7, 7), 3, 8, {"pad": (1, 1), "stride": (2, 2)}),
         ((1, 16, 9, 8), 3, 4, {"pad": (0, 2), "stride": (1, 2)}),
         ((1, 16, 3, 3), 3, 1, {"pad": (2, 2), "stride": (3, 3)}),
+        # Depthwise, with channels that 16 does not divide.
+        ((2, 24, 9, 17), 3, 1, {"pad": (1, 1)}),
+        ((2, 40, 8, 33), 5, 1, {"pad": (2, 2), "stride": (2, 2)}),
+        ((1, 72, 14, 16), 7, 1, {"pad": (3, 3)}),
+        ((3, 3, 7, 10), 3, 1, {}),
+        ((2, 8, 12, 11), 3, 1, {"pad": (0, 2), "stride": (1, 2)}),
+        ((2, 8, 11, 49), 3, 1, {"pad": (2, 0), "stride": (3, 1)}),
+        ((1, 9, 1, 2), 5, 1, {"pad": (3, 4), "stride": (4, 3)}),
+        ((2, 1, 6, 6), 5, 1, {"pad": (6, 6), "stride": (7, 7)}),
         # Those that MXNet's operator computes.
         ((2, 32, 9, 9), 3, 4, {"pad": (2, 2), "dilate": (2, 2)}),
         ((2, 24, 8, 6), 3, 4, {"pad": (1, 1)}),
         ((2, 32, 8, 6), 3, 16, {"pad": (1, 1)}),
         ((2, 32, 8, 6), 3, 1, {"pad": (1, 1), "no_bias": False}),
+        ((2, 24, 8, 6), 3, 1, {"pad": (1, 1), "no_bias": False}),
+        ((2, 24, 9, 9), 3, 1, {"pad": (2, 2), "dilate": (2, 2)}),
+        ((2, 24, 9, 9), 9, 1, {}),
     ],
     ids=str,
 )
@@ -583,6 +595,24 @@ def test_gradients_of_groups_are_those_of_fp32_rounded_once(shape, size, group, 
         if grad_req == "add":
             near_zero += EPSILON["bfloat16"] * 2
         np.testing.assert_allclose(found[name], array, rtol=rounding, atol=near_zero)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_a_depthwise_convolution_reads_no_number_outside_its_windows():
+    # Of 10 columns a kernel of 3 with stride 3 reads nine; sixteen columns are computed at a time.
+    values = {"x": np.ones((1, 3, 7, 10), "float32"), "weight": np.ones((3, 1, 3, 3), "float32")}
+    values["x"][..., 9] = values["x"][:, :, 6:] = np.inf
+    operands = [as_bfloat16(mx.sym.var(name)) for name in values]
+    options = {"kernel": (3, 3), "stride": (3, 3), "num_filter": 3, "num_group": 3}
+    symbol = as_float32(mx.sym.Convolution(*operands, no_bias=True, **options))
+    found = computed(
+        by("_mpgluon_grouped_Convolution", symbol), values, np.ones((1, 3, 2, 3), "float32")
+    )
+    assert np.array_equal(found["result"], np.full((1, 3, 2, 3), 9))
+    assert np.array_equal(found["weight"], np.full((3, 1, 3, 3), 6))
+    read = np.zeros((1, 3, 7, 10), "float32")
+    read[:, :, :6, :9] = 1
+    assert np.array_equal(found["x"], read)
 
 
 # ---- Gradients of dense layers.
@@ -656,6 +686,8 @@ x, gradient = random.standard_normal((2, 5, 24, 9, 9)).astype("float32")
 ones = np.ones(24, "float32")
 values = {"x": x, "gamma": ones, "beta": ones, "moving_mean": ones, "moving_var": ones}
 more = tests.batch_norm("bfloat16", values, gradient, fix_gamma=False)
+depthwise, _, _ = tests.grouped_gradient((3, 24, 11, 9), 5, 1, pad=(2, 2))
+more |= {f"depthwise {name}": one for name, one in depthwise.items()}
 more |= {f"dense {name}": one for name, one in tests.dense_gradient((9, 40), 13)[0].items()}
 for name, array in sorted({"weight": found["weight"], **more}.items()):
     print(name, hashlib.sha256(array.tobytes()).hexdigest())

@@ -94,7 +94,7 @@ struct FloatBounds {
 
   float clip(float x) const { return x > most ? most : x < least ? least : x; }
   // Without branches: | computes both comparisons.
-  float gradient(float dy, float x) const { return (x > most) | (x < least) ? 0.0f : dy; }
+  float gradient(float dy, float x) const { return ((x > most) | (x < least)) ? 0.0f : dy; }
 };
 
 // Clip an array, or the gradient of that.

@@ -120,19 +120,30 @@ inline bool is_max_pooling(const NodeAttrs& attrs) {
   return type.empty() || type == "max";
 }
 
+// Whether an array has a NaN.
+template <class X>
+bool has_nan(const X* x, int64_t n) {
+  std::atomic<bool> found{false};
+  share(n, [&](int64_t first, int64_t last) {
+    int count = 0;  // without a way out of the loop, several are compared at a time
+    for (int64_t i = first; i < last; ++i) count |= x[i] != x[i];
+    if (count != 0) found = true;
+  });
+  return found;
+}
+
 // Make the results of max pooling NaN whose window has one. They may be in any layout before, and are
 // plain then.
 template <class X = float>
 void keep_in_pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,
                      const NDArray& data, const Arrays& out) {
-  const auto is_nan = [](X number) { return number != number; };
   const NDArray x = layout_of(data) == 0 ? plain(data) : data;
   const int64_t n = x.shape().Size();
   const X* any = elements_of<const X>(x);
-  if (std::none_of(any, any + n, is_nan)) return;
+  if (!has_nan(any, n)) return;
   const NDArray numbers = plain(x), where = fresh(x, mshadow::kFloat32);
   std::transform(elements_of<const X>(numbers), elements_of<const X>(numbers) + n, address(where),
-                 is_nan);
+                 [](X number) { return number != number; });
   Arrays results;
   for (const NDArray& array : out) results.push_back(fresh(array, mshadow::kFloat32));
   call(op, attrs, ctx, {where}, Requests(out.size(), mxnet::kWriteTo), results);
@@ -161,7 +172,12 @@ inline void register_keep_nan() {
   const nnvm::Op* pool = nnvm::Op::Get("Pooling");
   Operator pooled = in_place_of(pool, "_mpgluon_keep_nan_Pooling",
                                 [pool](const auto&... all) { pooling(pool, all...); });
-  pooled.inherit<nnvm::FGradient>("FGradient", pool);
+  // The second result is oneDNN's workspace, whose gradient would be zeros, made anew in every step, that nothing reads.
+  pooled.set<nnvm::FGradient>("FGradient", [pool](const nnvm::ObjectPtr& node,
+                                                  const std::vector<nnvm::NodeEntry>& gradients) {
+    static const auto& functions = table<nnvm::FGradient>("FGradient");
+    return functions.data_[pool->index_].first(node, {gradients.size(), gradients[0]});
+  });
   pooled.set<bool>("TIsMKLDNN", true);
 }
 

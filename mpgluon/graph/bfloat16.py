@@ -38,10 +38,10 @@ __all__ = ["compute_natively"]
 _NARROW, _WIDEN = "_mpgluon_to_bfloat16", "_mpgluon_from_bfloat16"
 _OPERATORS = {("float32", "bfloat16"): _NARROW, ("bfloat16", "float32"): _WIDEN}
 _GROUPED, _CONCAT = "_mpgluon_grouped_", "_mpgluon_bfloat16_Concat"
-_DENSE = "_mpgluon_bfloat16_FullyConnected"
+_DENSE, _POOLING = "_mpgluon_bfloat16_FullyConnected", "_mpgluon_bfloat16_Pooling"
 _NORM = f"{ANY_LAYOUT}BatchNorm"
 _IN_BLOCKS = "_in_blocks"
-_MOST_CHANNELS_OF_IMAGES = 3
+_MOST_CHANNELS_OF_IMAGES, _AXES_OF_IMAGES = 3, 2
 _NUMBERS = count()
 
 
@@ -215,12 +215,12 @@ def _averages_all_pixels(node: Node) -> bool:
 
 
 def _hold_in_bfloat16(graph: Graph) -> None:
-    """Concatenate and normalize bfloat16 numbers where the results are rounded in any case.
+    """Concatenate, normalize and pool bfloat16 numbers where the results are rounded in any case.
 
-    BatchNorm and ReLU take and return bfloat16 where their operand was cast from it, and their
-    results are read by casts to it, or by each other; so does the concatenation of channels, whose
-    results BatchNorm may read in FP32. Forward, only other operands of a concatenation are rounded
-    earlier; backward, the sums of gradients are rounded.
+    BatchNorm, ReLU and max pooling take and return bfloat16 where their operand was cast from it,
+    and their results are read by casts to it, or by each other; so does the concatenation of
+    channels, whose results BatchNorm may read in FP32. Forward, only other operands of a
+    concatenation are rounded earlier; backward, the sums of gradients are rounded.
     """
     readers: defaultdict[Node, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -231,8 +231,11 @@ def _hold_in_bfloat16(graph: Graph) -> None:
     holds: dict[Node, bool] = {}
     for node in reversed(graph.nodes):
         if _joins(node):
-            fitting = [one.operator in (_NARROW, _NORM) or _joins(one) for one in readers[node]]
-        elif _is_relu(node) or node.operator == _NORM:
+            fitting = [
+                one.operator in (_NARROW, _NORM) or _joins(one) or (_pools(one) and holds[one])
+                for one in readers[node]
+            ]
+        elif _is_relu(node) or _pools(node) or node.operator == _NORM:
             fitting = [one.operator == _NARROW or holds[one] for one in readers[node]]
         else:
             fitting = [False]
@@ -246,6 +249,8 @@ def _hold_in_bfloat16(graph: Graph) -> None:
             node.inputs[number] = entry.node.inputs[0] if is_wide else _made(_NARROW, entry)
         if _joins(node):
             node.operator = _CONCAT
+        elif _pools(node):
+            node.operator = _POOLING
         wide = _made(_WIDEN, Entry(node))
         for reader in readers[node]:
             reader.inputs = [wide if one.key == (node, 0) else one for one in reader.inputs]
@@ -263,6 +268,18 @@ def _without_casts(entry: Entry) -> Entry:
 
 def _joins(node: Node) -> bool:
     return node.operator == "Concat" and node.options.get("dim", 1) == 1
+
+
+def _pools(node: Node) -> bool:
+    """Whether a node is the max pooling of images, with the channels first."""
+    options = node.options
+    return (
+        node.operator == "Pooling"
+        and options.get("pool_type", "max") == "max"
+        and len(options.get("kernel", ())) == _AXES_OF_IMAGES
+        and not options.get("global_pool")
+        and options.get("layout") in (None, "None", "NCHW")
+    )
 
 
 def _is_relu(node: Node) -> bool:

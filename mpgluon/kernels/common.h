@@ -169,12 +169,14 @@ FComputeEx watched(const Format& format, const Function& function) {
 }
 
 // Return the gradient function of one of MXNet's operators, with another operator to compute it. Where no
-// gradient arrives, MXNet makes zeros instead, by other operators.
+// gradient arrives, MXNet makes zeros instead, by other operators. So it does in every step for the workspace that is
+// Pooling's second result: nothing reads them, and the gradient of the first stands in.
 inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op* own_backward) {
-  return [mxnet_forward, own_backward](const nnvm::ObjectPtr& node,
-                                       const std::vector<nnvm::NodeEntry>& grads) {
+  const bool has_workspace = mxnet_forward == nnvm::Op::Get("Pooling");
+  return [=](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
     static const auto& gradients = table<nnvm::FGradient>("FGradient");
-    auto entries = gradients.data_[mxnet_forward->index_].first(node, grads);
+    const std::vector<nnvm::NodeEntry> first(grads.size(), grads[0]);
+    auto entries = gradients.data_[mxnet_forward->index_].first(node, has_workspace ? first : grads);
     const nnvm::Op*& op = entries[0].node->attrs.op;  // the first member of a node's first member
     if (op->name.find("backward") != std::string::npos) op = own_backward;
     return entries;

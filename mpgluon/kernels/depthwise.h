@@ -5,20 +5,9 @@
 #define MPGLUON_DEPTHWISE_H_
 
 #include "common.h"
+#include "window.h"
 
 namespace mpgluon {
-
-// A convolution of (images, channels, height, width) in groups, whose result has so many rows and columns.
-struct Window {
-  int64_t images, channels, height, width, rows, columns;
-  Sizes stride, pad;  // in their last two places
-};
-
-inline Window window_of(const NodeAttrs& attrs, const NDArray& data, const NDArray& result) {
-  const auto &from = data.shape(), &to = result.shape();
-  return {from[0], from[1], from[2], from[3], to[2], to[3],
-          sizes_of(attrs, "stride", 2, 1), sizes_of(attrs, "pad", 2, 0)};
-}
 
 namespace depthwise {
 
@@ -147,7 +136,7 @@ void data_gradient(const Window& at, const uint16_t* dy, const uint16_t* w, uint
 // Write the gradient of the weight (channels, 1, kSize, kSize).
 template <int kSize>
 void weight_gradient(const Window& at, const uint16_t* x, const uint16_t* dy, float* dw) {
-  typedef int32_t Bits __attribute__((vector_size(sizeof(Lanes))));
+  using Bits = LanesOf<int32_t>;
   const int64_t room = rounded_up(at.columns);
   Bits last{};  // of the last sixteen columns, those that there are: beyond them operands may be infinite
   for (int i = 0; i < kLanes; ++i) last[i] = i < at.columns - (room - kLanes) ? -1 : 0;

@@ -169,16 +169,7 @@ inline void pooling(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext&
 
 inline void register_keep_nan() {
   in_places_of("Activation", "_mpgluon_keep_nan_", relu, relu_backward);
-  const nnvm::Op* pool = nnvm::Op::Get("Pooling");
-  Operator pooled = in_place_of(pool, "_mpgluon_keep_nan_Pooling",
-                                [pool](const auto&... all) { pooling(pool, all...); });
-  // The second result is oneDNN's workspace, whose gradient would be zeros, made anew in every step, that nothing reads.
-  pooled.set<nnvm::FGradient>("FGradient", [pool](const nnvm::ObjectPtr& node,
-                                                  const std::vector<nnvm::NodeEntry>& gradients) {
-    static const auto& functions = table<nnvm::FGradient>("FGradient");
-    return functions.data_[pool->index_].first(node, {gradients.size(), gradients[0]});
-  });
-  pooled.set<bool>("TIsMKLDNN", true);
+  in_places_of("Pooling", "_mpgluon_keep_nan_", pooling, call);
 }
 
 }  // namespace keep_nan

@@ -12,7 +12,9 @@ namespace mpgluon {
 constexpr int kLanes = 16;
 
 // GCC and clang make of it what the processor has: one register of AVX-512, two of AVX2, four of NEON.
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
+template <class X>
+using LanesOf __attribute__((vector_size(kLanes * sizeof(X)))) = X;
+using Lanes = LanesOf<float>;
 
 inline float widened(float x) { return x; }
 inline float widened(uint16_t x) {
@@ -42,20 +44,18 @@ inline Lanes load(const float* x) {
   return made;
 }
 inline Lanes load(const uint16_t* x) {
-  uint16_t codes[kLanes];
-  float made[kLanes];
-  std::memcpy(codes, x, sizeof codes);
-  for (int i = 0; i < kLanes; ++i) made[i] = widened(codes[i]);
-  return load(made);
+  LanesOf<uint16_t> codes;
+  std::memcpy(&codes, x, sizeof codes);
+  return (Lanes)(__builtin_convertvector(codes, LanesOf<uint32_t>) << 16);
 }
 
 inline void store(float* y, const Lanes& x) { std::memcpy(y, &x, sizeof x); }
 inline void store(uint16_t* y, const Lanes& x) {
-  float numbers[kLanes];
-  uint16_t made[kLanes];
-  store(numbers, x);
-  for (int i = 0; i < kLanes; ++i) made[i] = bfloat16_of(numbers[i]);
-  std::memcpy(y, made, sizeof made);
+  const auto bits = (LanesOf<uint32_t>)x, rounded = bits + 0x7fff + (bits >> 16 & 1);
+  const auto is_nan = (LanesOf<uint32_t>)((bits & 0x7fffffff) > 0x7f800000);
+  const auto made = (((bits | 0x400000) & is_nan) | (rounded & ~is_nan)) >> 16;
+  const auto codes = __builtin_convertvector(made, LanesOf<uint16_t>);
+  std::memcpy(y, &codes, sizeof codes);
 }
 
 // Call sixteen(i) for every sixteen places from the first one on, and one(i) for those that are left.

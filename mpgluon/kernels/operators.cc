@@ -18,6 +18,7 @@
 #include "packing.h"
 #include "pad.h"
 #include "plain_batch_norm.h"
+#include "pooling.h"
 #include "products.h"
 #include "scaled_products.h"
 #include "statistics.h"
@@ -213,6 +214,7 @@ void register_common() {
   keep_nan::register_keep_nan();
   channels::register_channels();
   concatenation::register_concat();
+  pooling::register_pooling();
   clipping::register_clip();
   dense_layer::register_dense();
   elementwise_operators::register_elementwise();

@@ -118,8 +118,9 @@ def test_a_recurrent_layer_of_the_numpy_interface_begins_with_zeros(kind, tmp_pa
         assert_same_results(session, net, [images], FEW_ROUNDINGS)
         program = export_torch(net, tmp_path / "torch", [(2, 5, 3)]) / "model.py"
         assert "self.rnn0(x.transpose(0, 1))" in program.read_text()  # zeros by default, there
-        again = inference_network(net, "float32")(images)
-        np.testing.assert_array_equal(again.asnumpy(), net(images).asnumpy())
+        # oneDNN may add the products of a step in another order for predictions.
+        again, expected = inference_network(net, "float32")(images).asnumpy(), net(images).asnumpy()
+        assert np.abs(again - expected).max() <= FEW_ROUNDINGS * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("example", [(2, 5), (5, 5), (1, 1)])

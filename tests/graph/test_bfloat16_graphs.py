@@ -79,10 +79,29 @@ def test_only_convolutions_of_images_are_computed_in_fp32_and_rounded_after_max_
         rounded = ["_mpgluon_plain_both_8_8"] * 2
         assert found == [*rounded, *between, "Pooling", "_mpgluon_to_bfloat16_in_blocks"]
     else:
-        rounded, widened = ["_mpgluon_to_bfloat16"] * 2, "_mpgluon_from_bfloat16_in_blocks"
-        after = [widened, "Pooling", "_mpgluon_to_bfloat16_in_blocks"]
         between[0] = "Convolution" if groups == 1 else "_mpgluon_grouped_Convolution"
-        assert found == [*rounded, *between, *after]
+        at_the_head = ["_mpgluon_from_bfloat16_in_blocks", "_mpgluon_to_bfloat16_in_blocks"]
+        pooling = ["_mpgluon_bfloat16_Pooling", *at_the_head]
+        assert found == ["_mpgluon_to_bfloat16"] * 2 + between + pooling
+
+
+@pytest.mark.parametrize(
+    ("options", "is_own"),
+    [
+        ({"kernel": (2, 2)}, True),
+        ({"kernel": (3, 3), "pool_type": "max", "pooling_convention": "full"}, True),
+        ({"kernel": (2, 2), "pool_type": "avg"}, False),
+        ({"kernel": (2, 2), "global_pool": True}, False),
+        ({"kernel": (2, 2, 2)}, False),
+        ({"kernel": (2, 2), "layout": "NHWC"}, False),
+    ],
+)
+def test_max_pooling_of_images_between_casts_takes_bfloat16(options, is_own):
+    x = dtypes.cast(mark(mx.sym.var("x"), "float32"), "bfloat16")
+    pooled = mx.sym.Pooling(dtypes.cast(mark(x, "bfloat16"), "float32"), **options)
+    symbol = dtypes.cast(mark(pooled, "float32"), "bfloat16")
+    found = operators_in(compute_natively(symbol, {"x": "float32"}, shapes={}))
+    assert ("_mpgluon_bfloat16_Pooling" in found) == is_own
 
 
 class FirstLayers(nn.HybridSequential):

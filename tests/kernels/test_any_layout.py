@@ -351,6 +351,61 @@ def test_channels_of_bfloat16_arrays_are_joined_as_they_are(channels, grad_req, 
         np.testing.assert_array_equal(found[f"x{i}"], expected)
 
 
+# ---- Max pooling.
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+@pytest.mark.parametrize("channels", [32, 24, 3])
+@pytest.mark.parametrize("in_blocks", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": (3, 3), "pad": (1, 1)},
+        {"kernel": (2, 2), "stride": (2, 2)},
+        {"kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full"},
+        {"kernel": (3, 2), "stride": (1, 3), "pad": (2, 0)},
+        {"kernel": (9, 8), "pad": (1, 1), "stride": (5, 5)},
+    ],
+    ids=str,
+)
+def test_max_pooling_in_bfloat16_is_that_of_fp32(options, in_blocks, channels, grad_req):
+    random = np.random.RandomState(0)
+    # Few values, so that windows have equal ones.
+    x = random.randint(-3, 4, (2, channels, 8, 7)).astype("float32")
+    values = {"x": x}
+    exact = mx.sym.Pooling(mx.sym.var("x"), **options)
+    expected = computed(exact, values)["result"]
+    gradient = round_to(random.standard_normal(expected.shape).astype("float32"), BFLOAT16)
+    expected = computed(exact, values, gradient, grad_req=grad_req)
+    symbol = as_bfloat16(mx.sym.var("x"))
+    if in_blocks:
+        symbol = times_one(symbol, channels, values)
+    made = as_float32(mx.sym.Pooling(symbol, **options))
+    found = computed(by("_mpgluon_bfloat16_Pooling", made), values, gradient, grad_req=grad_req)
+    # Of no pixels oneDNN's is the least FP32 number, which rounds to minus infinity.
+    np.testing.assert_array_equal(found["result"], round_to(expected["result"], BFLOAT16))
+    # Up to nine gradients are added in FP32, and their sum is rounded; before, where it is added to one.
+    sums = computed(exact, {"x": x}, gradient)["x"]
+    rounding = EPSILON["bfloat16"] * np.abs(sums) + 9 * EPSILON["float32"] * np.abs(gradient).max()
+    if grad_req == "add":
+        rounding = rounding + 2 * EPSILON["bfloat16"]
+    assert np.all(np.abs(found["x"] - expected["x"]) <= rounding)
+
+
+@pytest.mark.usefixtures("native_bfloat16")
+def test_in_a_window_nan_is_the_largest_number_and_of_infinite_ones_the_first_is_chosen():
+    x = np.arange(2 * 16 * 4 * 4, dtype="float32").reshape(2, 16, 4, 4) % 7
+    x[1, 5, 2, 1], x[0, 3, :2, 2:] = -np.float32(np.nan), -np.inf
+    symbol = mx.sym.Pooling(as_bfloat16(mx.sym.var("x")), kernel=(2, 2), stride=(2, 2))
+    ones = np.ones((2, 16, 2, 2), "float32")
+    found = computed(by("_mpgluon_bfloat16_Pooling", as_float32(symbol)), {"x": x}, ones)
+    assert np.argwhere(np.isnan(found["result"])).tolist() == [[1, 5, 1, 0]]
+    assert found["x"][1, 5, 2:, :2].tolist() == [[0, 1], [0, 0]]
+    assert np.argwhere(np.isinf(found["result"])).tolist() == [[0, 3, 0, 1]]
+    assert found["x"][0, 3, :2, 2:].tolist() == [[1, 0], [0, 0]]
+
+
 # ---- With the channels of each pixel side by side, as convolutions for predictions leave them.
 
 

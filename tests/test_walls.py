@@ -257,7 +257,7 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 19_193,
+    "mpgluon": 19_192,
     "mpgluon_tools": 18_759,
     "recipes": 5_502,
     "study": 18_649,

@@ -219,8 +219,8 @@ def _hold_in_bfloat16(graph: Graph) -> None:
 
     BatchNorm, ReLU and max pooling take and return bfloat16 where their operand was cast from it,
     and their results are read by casts to it, or by each other; so does the concatenation of
-    channels, whose results BatchNorm may read in FP32. Forward, only other operands of a
-    concatenation are rounded earlier; backward, the sums of gradients are rounded.
+    channels, whose results BatchNorm and averages may read in FP32. Forward, only other operands of
+    a concatenation are rounded earlier; backward, the sums of gradients are rounded.
     """
     readers: defaultdict[Node, list[Node]] = defaultdict(list)
     for node in graph.nodes:
@@ -232,8 +232,7 @@ def _hold_in_bfloat16(graph: Graph) -> None:
     for node in reversed(graph.nodes):
         if _joins(node):
             fitting = [
-                one.operator in (_NARROW, _NORM) or _joins(one) or (_pools(one) and holds[one])
-                for one in readers[node]
+                one.operator in (_NARROW, _NORM, "Pooling") or _joins(one) for one in readers[node]
             ]
         elif _is_relu(node) or _pools(node) or node.operator == _NORM:
             fitting = [one.operator == _NARROW or holds[one] for one in readers[node]]

@@ -67,8 +67,8 @@ struct Windows {
       for (int64_t j = std::max<int64_t>(left, 0); j < right; ++j) each(i * at.width + j);
   }
 
-  // Call each(row, column, channel, place, largest) for all windows of a plane and every sixteenth of its channels, with
-  // the place of the result.
+  // Call each(row, column, channel, place, largest) for all windows of a plane and every sixteenth of its channels; the
+  // place is that of the result.
   template <class Found, class Each>
   void for_each(const uint16_t* plane, const Each& each) const {
     for (int64_t row = 0, place = 0; row < at.rows; ++row)

@@ -260,9 +260,9 @@ LINES = {
     "mpgluon": 19_192,
     "mpgluon_tools": 18_759,
     "recipes": 5_502,
-    "study": 18_649,
+    "study": 18_655,
     "scripts": 454,
-    "tests": 55_850,
+    "tests": 55_861,
 }
 LINES_LOADED = {"mpgluon": 8_074, "mpgluon.amp": 12_275}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -16,7 +16,7 @@ QUOTES: Mapping[str, Sequence[str]] = {
         GoogLeNet. With 0.1.0 they were 1.01, 0.97 and 1.30.""",
         """MobileNet v3 large well below 1, the others at most {timings.most(CAST, "zoo"):.2f}""",
         """BF16 takes {timings.over_pytorch()[0]:.2f} to {timings.over_pytorch()[-1]:.2f} of the
-        time of PyTorch's better one, and more than {timings.over_pytorch()[-2]:.2f} in""",
+        time of PyTorch's better one.""",
         """its LSTM takes {timings.relative("lstm, 2 x 256", "PyTorch float32"):.2f} of Gluon's
         time, without any format of 16 bits. A step of the smallest takes
         {1000 * timings.seconds("lstm, 1 x 64", FLOAT32):.0f} ms.""",

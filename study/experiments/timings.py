@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -120,7 +121,7 @@ class Timings:
         """Return the ratios of BF16 steps to PyTorch's better ones, sorted."""
         return sorted(
             _relative(case, BFLOAT16, _faster(case, TORCH, COMPILED)).median
-            for case in self._networks()
+            for *_, case in self._networks()
         )
 
     def largest_batch(self, contestant: str) -> int:
@@ -184,13 +185,18 @@ class Timings:
                 _ratio(case, BFLOAT16, FLOAT32),
                 _ratio(case, BFLOAT16, PREPARED),
                 _ratio(case, BFLOAT16, _faster(case, TORCH, COMPILED)),
+                ", ".join(_ratio(one, BFLOAT16, _faster(one, TORCH, COMPILED)) for one in earlier),
             ]
-            for case in self._networks()
+            for *earlier, case in self._networks()
         ]
 
-    def _networks(self) -> list[CaseResult]:
-        records = ("networks", "networks-more", "networks-last")
-        return [case for name in records for case in self.record(name).cases]
+    def _networks(self) -> list[list[CaseResult]]:
+        """Return the cases with PyTorch of each network, in the order of the records."""
+        runs: defaultdict[str, list[CaseResult]] = defaultdict(list)
+        for name in ("", "-more", "-last", "-second", "-third"):
+            for case in self.record(f"networks{name}").cases:
+                runs[case.settings["model"]].append(case)
+        return list(runs.values())
 
     def predicting_table(self) -> list[list[str]]:
         """Return the cells of the table of predictions in BF16 and in PyTorch."""

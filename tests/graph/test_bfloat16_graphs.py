@@ -104,6 +104,17 @@ def test_max_pooling_of_images_between_casts_takes_bfloat16(options, is_own):
     assert ("_mpgluon_bfloat16_Pooling" in found) == is_own
 
 
+def test_a_concatenation_that_an_average_reads_takes_bfloat16():
+    x = dtypes.cast(mark(mx.sym.var("x"), "float32"), "bfloat16")
+    wide = dtypes.cast(mark(x, "bfloat16"), "float32")
+    joined = mx.sym.Concat(wide, wide)
+    averages = mx.sym.Pooling(joined, kernel=(3, 3), pool_type="avg")
+    heads = [dtypes.cast(mark(one, "float32"), "bfloat16") for one in (joined, averages)]
+    found = operators_in(compute_natively(mx.sym.Group(heads), {"x": "float32"}, shapes={}))
+    assert "_mpgluon_bfloat16_Concat" in found
+    assert "Pooling" in found
+
+
 class FirstLayers(nn.HybridSequential):
     """A convolution of images, and what may come behind it."""
 

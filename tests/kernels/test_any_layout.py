@@ -383,7 +383,7 @@ def test_max_pooling_in_bfloat16_is_that_of_fp32(options, in_blocks, channels, g
         symbol = times_one(symbol, channels, values)
     made = as_float32(mx.sym.Pooling(symbol, **options))
     found = computed(by("_mpgluon_bfloat16_Pooling", made), values, gradient, grad_req=grad_req)
-    # Of a window without pixels oneDNN makes the least FP32 number; it rounds to minus infinity.
+    # A window without pixels has the least FP32 number in oneDNN, which rounds to minus infinity.
     np.testing.assert_array_equal(found["result"], round_to(expected["result"], BFLOAT16))
     # Up to nine gradients are added in FP32; their sum is rounded, twice where one is added.
     sums = computed(exact, {"x": x}, gradient)["x"]

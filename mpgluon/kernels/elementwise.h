@@ -9,10 +9,6 @@
 namespace mpgluon {
 namespace elementwise_operators {
 
-const auto add = [](float x, float y) { return x + y; };
-const auto multiply = [](float x, float y) { return x * y; };
-const auto divide = [](float x, float y) { return x / y; };
-
 // Return of, of two operands or of one and a number among the options, as a function of arrays that MXNet's operator
 // computes if they are not FP32.
 template <class Of>
@@ -34,17 +30,20 @@ inline void product_backward(const nnvm::Op* op, const NodeAttrs& attrs, const O
   if (in[0].dtype() != mshadow::kFloat32) return call(op, attrs, ctx, in, req, out);
   for (int operand : {0, 1})
     if (req[operand] != mxnet::kNullOp)
-      keep_nan::map<float>(req[operand], out[operand], multiply, in[0], in[2 - operand]);
+      keep_nan::map<float>(req[operand], out[operand], [](float dy, float x) { return dy * x; }, in[0],
+                           in[2 - operand]);
 }
 
 inline void register_elementwise() {
   const std::string prefix = "_mpgluon_any_layout_";
   const nnvm::Op* plus = nnvm::Op::Get("_plus_scalar");
-  const auto add_scalar = on_arrays(add);
-  Operator made = in_place_of(plus, prefix + "_plus_scalar", [=](const auto&... all) { add_scalar(plus, all...); });
+  const auto add = on_arrays([](float x, float y) { return x + y; });
+  const auto multiply = on_arrays([](float x, float y) { return x * y; });
+  const auto divide = on_arrays([](float x, float y) { return x / y; });
+  Operator made = in_place_of(plus, prefix + "_plus_scalar", [=](const auto&... all) { add(plus, all...); });
   made.inherit<nnvm::FGradient>("FGradient", plus).set<bool>("TIsMKLDNN", true);  // a copy of the gradient
-  in_places_of("_div_scalar", prefix, on_arrays(divide), on_arrays(divide), "_backward_div_scalar");
-  in_places_of("elemwise_mul", prefix, on_arrays(multiply), product_backward, "_backward_mul");
+  in_places_of("_div_scalar", prefix, divide, divide, "_backward_div_scalar");
+  in_places_of("elemwise_mul", prefix, multiply, product_backward, "_backward_mul");
 }
 
 }  // namespace elementwise_operators

@@ -202,15 +202,17 @@ def _choose_own_operator(node: Node, *, for_backend: bool) -> None:
 
 
 def _averages_all_pixels(node: Node) -> bool:
-    options = node.options
     if node.operator == "_contrib_AdaptiveAvgPooling2D":
-        return options.get("output_size", 1) in (1, (1,), (1, 1), ())
-    channels_first = options.get("layout") in (None, "None", "NCHW")
+        return node.options.get("output_size", 1) in (1, (1,), (1, 1), ())
+    return _is_pooling(node, "avg") and bool(node.options.get("global_pool"))
+
+
+def _is_pooling(node: Node, kind: str) -> bool:
+    """Whether a node is a pooling of this kind, with the channels first."""
     return (
         node.operator == "Pooling"
-        and options.get("pool_type") == "avg"
-        and bool(options.get("global_pool"))
-        and channels_first
+        and node.options.get("pool_type", "max") == kind
+        and node.options.get("layout") in (None, "None", "NCHW")
     )
 
 
@@ -270,15 +272,9 @@ def _joins(node: Node) -> bool:
 
 
 def _pools(node: Node) -> bool:
-    """Whether a node is the max pooling of images, with the channels first."""
-    options = node.options
-    return (
-        node.operator == "Pooling"
-        and options.get("pool_type", "max") == "max"
-        and len(options.get("kernel", ())) == _AXES_OF_IMAGES
-        and not options.get("global_pool")
-        and options.get("layout") in (None, "None", "NCHW")
-    )
+    """Whether a node is the max pooling of images, and not of all their pixels."""
+    of_images = len(node.options.get("kernel", ())) == _AXES_OF_IMAGES
+    return _is_pooling(node, "max") and of_images and not node.options.get("global_pool")
 
 
 def _is_relu(node: Node) -> bool:

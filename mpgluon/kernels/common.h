@@ -175,8 +175,9 @@ inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op
   const bool has_workspace = mxnet_forward == nnvm::Op::Get("Pooling");
   return [=](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
     static const auto& gradients = table<nnvm::FGradient>("FGradient");
-    const std::vector<nnvm::NodeEntry> first(grads.size(), grads[0]);
-    auto entries = gradients.data_[mxnet_forward->index_].first(node, has_workspace ? first : grads);
+    auto arriving = grads;
+    if (has_workspace) std::fill(arriving.begin(), arriving.end(), grads[0]);
+    auto entries = gradients.data_[mxnet_forward->index_].first(node, arriving);
     const nnvm::Op*& op = entries[0].node->attrs.op;  // the first member of a node's first member
     if (op->name.find("backward") != std::string::npos) op = own_backward;
     return entries;

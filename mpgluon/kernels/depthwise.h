@@ -8,8 +8,9 @@
 #include "window.h"
 
 namespace mpgluon {
-
 namespace depthwise {
+
+constexpr int kMostTaps = 7 * 7;  // of the largest kernel in functions_for
 
 inline int64_t rounded_up(int64_t columns) { return (columns + kLanes - 1) / kLanes * kLanes; }
 
@@ -52,8 +53,8 @@ Spread room_for_operand(const Window& at) {
 // Numbers of a kernel, and for each the first of those that it is multiplied by.
 struct Taps {
   int count = 0;
-  float weights[49];
-  const float* numbers[49];
+  float weights[kMostTaps];
+  const float* numbers[kMostTaps];
 
   void add(uint16_t weight, const float* first) {
     weights[count] = widened(weight);

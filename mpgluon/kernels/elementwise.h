@@ -1,5 +1,5 @@
-// Operators of FP32 numbers that are computed one by one, in any layout, and their gradients, with MXNet's bits. MXNet's
-// own are for plain arrays.
+// Operators of FP32 numbers that are computed one by one, in any layout, and their gradients, with MXNet's bits.
+// MXNet's own are for plain arrays.
 #ifndef MPGLUON_ELEMENTWISE_H_
 #define MPGLUON_ELEMENTWISE_H_
 
@@ -12,7 +12,7 @@ namespace elementwise_operators {
 // Return of, of two operands or of one and a number among the options, as a function of arrays that MXNet's operator
 // computes if they are not FP32.
 template <class Of>
-auto on_arrays(const Of& of) {
+auto in_any_layout(const Of& of) {
   return [=](const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in,
              const Requests& req, const Arrays& out) {
     if (out[0].dtype() != mshadow::kFloat32) return call(op, attrs, ctx, in, req, out);
@@ -37,9 +37,9 @@ inline void product_backward(const nnvm::Op* op, const NodeAttrs& attrs, const O
 inline void register_elementwise() {
   const std::string prefix = "_mpgluon_any_layout_";
   const nnvm::Op* plus = nnvm::Op::Get("_plus_scalar");
-  const auto add = on_arrays([](float x, float y) { return x + y; });
-  const auto multiply = on_arrays([](float x, float y) { return x * y; });
-  const auto divide = on_arrays([](float x, float y) { return x / y; });
+  const auto add = in_any_layout([](float x, float y) { return x + y; });
+  const auto multiply = in_any_layout([](float x, float y) { return x * y; });
+  const auto divide = in_any_layout([](float x, float y) { return x / y; });
   Operator made = in_place_of(plus, prefix + "_plus_scalar", [=](const auto&... all) { add(plus, all...); });
   made.inherit<nnvm::FGradient>("FGradient", plus).set<bool>("TIsMKLDNN", true);  // a copy of the gradient
   in_places_of("_div_scalar", prefix, divide, divide, "_backward_div_scalar");

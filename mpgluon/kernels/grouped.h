@@ -80,14 +80,20 @@ inline void write_rounded(const std::vector<float>& made, OpReqType req, const N
     put(to + i, req == mxnet::kAddTo ? widened(old[i]) + made[i] : made[i]);
 }
 
+// Whether a convolution is of bfloat16 images, has as many channels as they have, and a square kernel without gaps.
+inline bool is_known(const NodeAttrs& attrs, const NDArray& x, const NDArray& weight, const NDArray& y) {
+  const auto &data = x.shape(), &kernel = weight.shape();
+  if (x.dtype() != mshadow::kBfloat16 || data.ndim() != 4 || data.Size() == 0) return false;
+  const Sizes dilate = sizes_of(attrs, "dilate", 2, 1);
+  return data[1] == y.shape()[1] && kernel[2] == kernel[3] && dilate[1] == 1 && dilate[2] == 1;
+}
+
 // Compute the gradient of the weight; return whether it can be computed here.
 inline bool of_weight(const NodeAttrs& attrs, const Arrays& in, OpReqType req, const NDArray& out) {
-  const auto &data = in[kData].shape(), &result = in[kOutGrad].shape(), &weight = in[kWeight].shape();
-  if (in[kData].dtype() != mshadow::kBfloat16 || data.ndim() != 4 || data.Size() == 0) return false;
-  if (data[1] != result[1] || data[1] % kLanes != 0 || weight[2] != weight[3]) return false;
+  if (!is_known(attrs, in[kData], in[kWeight], in[kOutGrad])) return false;
+  const auto& weight = in[kWeight].shape();
   const Function compute = function_for(weight[2], weight[1]);
-  const Sizes dilate = sizes_of(attrs, "dilate", 2, 1);
-  if (compute == nullptr || dilate[1] != 1 || dilate[2] != 1) return false;
+  if (compute == nullptr || in[kData].shape()[1] % kLanes != 0) return false;
   const NDArray x = in_layout<uint16_t>(in[kData], kLanes);
   const NDArray dy = in_layout<uint16_t>(in[kOutGrad], kLanes);
   std::vector<float> made(weight.Size());
@@ -102,11 +108,8 @@ inline bool of_weight(const NodeAttrs& attrs, const Arrays& in, OpReqType req, c
 // The functions for a convolution, or none where MXNet computes it.
 inline depthwise::Functions functions_of(const NodeAttrs& attrs, const NDArray& x,
                                          const NDArray& weight, const NDArray& y) {
-  const auto &data = x.shape(), &result = y.shape(), &kernel = weight.shape();
-  if (x.dtype() != mshadow::kBfloat16 || data.ndim() != 4 || data.Size() == 0) return {};
-  if (data[1] != result[1] || data[1] % kLanes == 0 || kernel[1] != 1 || kernel[2] != kernel[3]) return {};
-  const Sizes dilate = sizes_of(attrs, "dilate", 2, 1);
-  return dilate[1] == 1 && dilate[2] == 1 ? depthwise::functions_for(kernel[2]) : depthwise::Functions{};
+  if (!is_known(attrs, x, weight, y) || x.shape()[1] % kLanes == 0 || weight.shape()[1] != 1) return {};
+  return depthwise::functions_for(weight.shape()[2]);
 }
 
 inline void forward(const nnvm::Op* op, const NodeAttrs& attrs, const OpContext& ctx,

@@ -76,15 +76,13 @@ class Remaining(NamedTuple):
 # With nanoseconds for an element as measured, on two cores with AVX-512-BF16 that had other work.
 EXCEPTIONS = (
     # 0.2 to 3.8: channels that are not a multiple of 16, such as 24, 40 and the 10 classes; its
-    # fast code does not pad them. MobileNet's first depthwise convolution of 8 channels takes 3.
+    # fast code does not pad them.
     Remaining("x64:gemm:jit of convolution", ("mobilenet", "efficientnet"), 60),
     Remaining("x64:gemm:jit of convolution", ("googlenet", "squeezenet"), 60),
     # 0.6 to 1.1: gradients in two layouts are added.
     Remaining("ref:any of sum", ("mobilenet", "se_resnext"), LIMIT_NS),
     # 52: the gradient of its average comes in another layout than its input.
     Remaining("ref:any of pooling_v2", ("squeezenet",), 600),
-    # 0.24: a branch of channels in a plain layout is joined with branches in blocks.
-    Remaining("ref:any of concat", ("googlenet",), LIMIT_NS),
 )
 
 

@@ -26,6 +26,7 @@ Shapes = dict[tuple[int, int], tuple[int, ...]]
 
 _INDICES = {"SequenceMask": 1, "gather_nd": 1, "take": 1, "_contrib_ROIAlign": 1}
 """The operands that are indices or lengths, of operators that do not clip them."""
+_SORTS = {"_contrib_box_nms", "argsort", "sort", "topk"}
 _BATCHES = 2, 3  # of the recorded numbers, and one more to see which sizes follow the batch
 _CHECK = '''"""Compare the network with MXNet's numbers; the exit status is 1 if they differ."""
 import sys
@@ -43,15 +44,31 @@ inputs = [torch.from_numpy(recorded[name]) for name in recorded.files if name.st
 with torch.no_grad():
     results = load(folder / "model.safetensors")(*inputs)
 results = results if isinstance(results, tuple) else (results,)
-errors = []
-for number, result in enumerate(results):
-    result, expected = result.double().numpy(), recorded[f"result{number}"].astype(float)
+results = [result.double().numpy() for result in results]
+wanted = [recorded[f"result{number}"].astype(float) for number in range(len(results))]
+for number, (result, expected) in enumerate(zip(results, wanted)):
     if result.shape != expected.shape:
         sys.exit(f"result {number} has the shape {result.shape}, and MXNet's {expected.shape}")
+errors = []
+for number, (result, expected) in enumerate(zip(results, wanted)):
     errors.append(np.abs(result - expected).max() / (np.abs(expected).max() or 1))
     print(f"result {number}, shape {result.shape}: largest relative error {errors[-1]:.2g}")
 sys.exit(not all(error <= LARGEST for error in errors))
 '''
+_PAIRS = """# The rows are sorted by scores, and rounding decides which of two nearly equal
+# scores comes first: each row is compared with the nearest of the next that are free.
+rows, wanted_rows = (
+    np.concatenate([one.reshape(*one.shape[:2], -1) / (np.abs(expected).max() or 1)
+                    for one, expected in zip(many, wanted)], axis=2)
+    for many in (results, wanted)
+)  # fmt: skip
+for image, expected_rows in enumerate(wanted_rows):
+    free, places = list(range(len(expected_rows))), []
+    for row in expected_rows:
+        places.append(free.pop(np.abs(rows[image, free[:4]] - row).max(axis=1).argmin()))
+    for result in results:
+        result[image] = result[image, places]
+"""
 
 
 def export_torch(
@@ -125,7 +142,7 @@ def export_torch(
         "model.py": program.text.encode(),
         "model.safetensors": safetensors(program.state),
         "check.npz": _numbers(recording, shapes),
-        "check.py": _CHECK.encode(),
+        "check.py": _check(recording).encode(),
     }
     if trainer is not None:
         files |= training_files(net, trainer, program)
@@ -194,6 +211,15 @@ def _indices(recording: Recording) -> set[str]:
         elif node.operator == "Cast" or MOVES.fullmatch(node.operator):
             nodes += [entry.node for entry in node.inputs]
     return found
+
+
+def _check(recording: Recording) -> str:
+    """Return the program that compares; of a detector, whose results are sorted, by rows."""
+    shapes = [entry.value.shape for entry in recording.graph.heads]
+    are_rows = len({shape[:2] for shape in shapes}) == 1 and all(len(one) > 2 for one in shapes)
+    if are_rows and any(node.operator in _SORTS for node in recording.graph.nodes):
+        return _CHECK.replace("errors = []\n", _PAIRS + "errors = []\n")
+    return _CHECK
 
 
 def _numbers(recording: Recording, shapes: Sequence[tuple[int, ...]]) -> bytes:

@@ -156,18 +156,22 @@ void on_copies(const Format& format, bool as_plain, bool pools, const nnvm::Op* 
   const auto layout = [&](const NDArray& array) {
     return as_plain ? 1 : packed_layout(array.shape());
   };
+  // One array may be several operands, as a gradient that stands in for another one.
+  const auto place_in = [](const Arrays& arrays, const NDArray& wanted) {
+    const auto is_it = [&](const NDArray& one) { return holds_codes(one) && codes_of(one) == codes_of(wanted); };
+    return static_cast<size_t>(std::find_if(arrays.begin(), arrays.end(), is_it) - arrays.begin());
+  };
   Arrays by_size;
   for (const NDArray& array : in)
-    if (holds_codes(array)) by_size.push_back(array);
+    if (holds_codes(array) && place_in(by_size, array) == by_size.size()) by_size.push_back(array);
   std::stable_sort(by_size.begin(), by_size.end(), [](const NDArray& one, const NDArray& other) {
     return one.shape().Size() > other.shape().Size();
   });
-  for (NDArray& array : wide)
-    if (holds_codes(array)) {
-      size_t place = 0;
-      while (codes_of(by_size[place]) != codes_of(array)) ++place;
-      array = widened(format, array, layout(array), for_operands[place]);
-    }
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (!holds_codes(in[i])) continue;
+    const size_t first = place_in(in, in[i]), place = place_in(by_size, in[i]);
+    wide[i] = first < i ? wide[first] : widened(format, in[i], layout(in[i]), for_operands[place]);
+  }
   size_t number = 0;
   for (size_t i = 0; i < out.size(); ++i)
     if (holds_codes(out[i])) {  // wanted or not: MXNet looks at the dtype of both
@@ -213,8 +217,7 @@ const char* const kOfImages[] = {"Pooling", "_backward_Pooling"};
 nnvm::FGradient gradient_on_copies(const nnvm::Op* op, const std::string& prefix,
                                    const std::string& suffix) {
   return [op, prefix, suffix](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
-    static const auto& gradients = table<nnvm::FGradient>("FGradient");
-    auto entries = gradients.data_[op->index_].first(node, grads);
+    auto entries = mxnet_gradient(op, node, grads);
     for (auto& entry : entries) {
       const std::string name = entry.node->attrs.op->name;
       const nnvm::Op* own = dmlc::Registry<nnvm::Op>::Find(prefix + name + suffix);

@@ -168,16 +168,20 @@ FComputeEx watched(const Format& format, const Function& function) {
   };
 }
 
-// Return the gradient function of one of MXNet's operators, with another operator to compute it. Where no
-// gradient arrives, MXNet makes zeros instead, by other operators. So it does in every step for the workspace that is
-// Pooling's second result: nothing reads them, and the gradient of the first stands in.
+// Return what the gradient function of an operator of MXNet returns. Where no gradient arrives, it makes zeros, and so
+// in every step for the workspace that is the second result of Pooling: nothing reads them, and the gradient of the
+// first stands in.
+inline std::vector<nnvm::NodeEntry> mxnet_gradient(const nnvm::Op* op, const nnvm::ObjectPtr& node,
+                                                   std::vector<nnvm::NodeEntry> arriving) {
+  static const auto& gradients = table<nnvm::FGradient>("FGradient");
+  if (op == nnvm::Op::Get("Pooling")) std::fill(arriving.begin(), arriving.end(), arriving[0]);
+  return gradients.data_[op->index_].first(node, arriving);
+}
+
+// Return the gradient function of one of MXNet's operators, with another operator to compute it.
 inline nnvm::FGradient gradient_by(const nnvm::Op* mxnet_forward, const nnvm::Op* own_backward) {
-  const bool has_workspace = mxnet_forward == nnvm::Op::Get("Pooling");
   return [=](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
-    static const auto& gradients = table<nnvm::FGradient>("FGradient");
-    auto arriving = grads;
-    if (has_workspace) std::fill(arriving.begin(), arriving.end(), grads[0]);
-    auto entries = gradients.data_[mxnet_forward->index_].first(node, arriving);
+    auto entries = mxnet_gradient(mxnet_forward, node, grads);
     const nnvm::Op*& op = entries[0].node->attrs.op;  // the first member of a node's first member
     if (op->name.find("backward") != std::string::npos) op = own_backward;
     return entries;

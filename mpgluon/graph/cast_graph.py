@@ -43,10 +43,7 @@ WITHOUT_ROUNDING = "__mpgluon_without_rounding__"
 An imperative run has no cast in its place, and does not round the gradient.
 """
 
-_POOLING = {
-    "max": Kernel("on_packed_copies_Pooling", PACKED),
-    "avg": Kernel("on_copies_Pooling", PLAIN),
-}
+_POOLING = Kernel("on_copies_Pooling", PACKED)
 
 
 def with_codes(
@@ -99,7 +96,7 @@ def _marked_as_float16(graph: Graph) -> Graph:
 def kernel_of(node: Node) -> Optional[Kernel]:
     """Return the native operator that may stand in a node's place."""
     if node.operator == "Pooling" and node.options.get("layout") in (None, "None", "NCHW"):
-        return _POOLING.get(node.options.get("pool_type", "max"))
+        return _POOLING if node.options.get("pool_type", "max") in ("max", "avg") else None
     return facts_in_graph(node.mxnet_operator).kernel
 
 

@@ -9,6 +9,7 @@
 #include "keep_nan.h"
 #include "packing.h"
 #include "pad.h"
+#include "pooling.h"
 
 namespace mpgluon {
 namespace codes {
@@ -141,10 +142,26 @@ void join(const Format& format, const Arrays& parts, const Requests& requests,
 
 // ---- MXNet's operators on FP32 copies.
 
+// Whether oneDNN pools blocks of channels with the bits of plain arrays, which imperative runs have. With AVX-512 one
+// code is for both; others add the gradients of windows that overlap in another order.
+inline bool pools_blocks_as_plain(const NodeAttrs& attrs) {
+#ifdef __AVX512F__
+  static const bool one_code = [] {
+    const char* limit = std::getenv("DNNL_MAX_CPU_ISA");
+    std::string name = limit == nullptr ? "" : limit;
+    std::transform(name.begin(), name.end(), name.begin(), ::toupper);
+    return name.find("SSE") != 0 && (name.find("AVX") != 0 || name.find("AVX512") == 0);
+  }();
+  if (one_code) return true;
+#endif
+  const Sizes kernel = sizes_of(attrs, "kernel", 2, 1), stride = sizes_of(attrs, "stride", 2, 1);
+  return flag_option(attrs, "global_pool") || (kernel[1] <= stride[1] && kernel[2] <= stride[2]);
+}
+
 // Let an operator compute on FP32 copies of codes, and round what it returns. Other arrays, such as
-// the positions of largest elements, it takes as they are.
+// the positions of largest elements, it takes as they are. All but poolings may take packed numbers for plain ones.
 template <class Format>
-void on_copies(const Format& format, bool as_plain, bool pools, const nnvm::Op* op,
+void on_copies(const Format& format, bool pools, const nnvm::Op* op,
                const NodeAttrs& attrs, const OpContext& ctx, const Arrays& in, const Requests& req,
                const Arrays& out) {
   // The largest operand is where products have theirs.
@@ -152,10 +169,9 @@ void on_copies(const Format& format, bool as_plain, bool pools, const nnvm::Op* 
   const Slot for_results[] = {kResultSlot, kWeightGradientSlot};
   Arrays wide = in, results = out;
   Requests requests = req;
-  // An operator on elements may take packed numbers for plain ones.
-  const auto layout = [&](const NDArray& array) {
-    return as_plain ? 1 : packed_layout(array.shape());
-  };
+  const auto layout = [&](const NDArray& array) { return pools ? packed_layout(array.shape()) : 1; };
+  const bool is_max = pools && keep_nan::is_max_pooling(attrs), is_forward = op == nnvm::Op::Get("Pooling");
+  const bool differs = pools && !is_forward && packed_layout(out[0].shape()) > 1 && !pools_blocks_as_plain(attrs);
   // One array may be several operands, as a gradient that stands in for another one.
   const auto place_in = [](const Arrays& arrays, const NDArray& wanted) {
     const auto is_it = [&](const NDArray& one) { return holds_codes(one) && codes_of(one) == codes_of(wanted); };
@@ -170,7 +186,9 @@ void on_copies(const Format& format, bool as_plain, bool pools, const nnvm::Op* 
   for (size_t i = 0; i < in.size(); ++i) {
     if (!holds_codes(in[i])) continue;
     const size_t first = place_in(in, in[i]), place = place_in(by_size, in[i]);
-    wide[i] = first < i ? wide[first] : widened(format, in[i], layout(in[i]), for_operands[place]);
+    wide[i] = first < i ? wide[first]
+              : differs && !is_max ? unpacked(format, in[i], for_operands[place])
+                        : widened(format, in[i], layout(in[i]), for_operands[place]);
   }
   size_t number = 0;
   for (size_t i = 0; i < out.size(); ++i)
@@ -178,8 +196,9 @@ void on_copies(const Format& format, bool as_plain, bool pools, const nnvm::Op* 
       results[i] = scratch(out[i], for_results[number++]);
       if (req[i] != mxnet::kNullOp) requests[i] = mxnet::kWriteTo;
     }
-  call(op, attrs, ctx, wide, requests, results);
-  if (pools && req[0] != mxnet::kNullOp && keep_nan::is_max_pooling(attrs))
+  if (differs && is_max) pooling::write_gradient_in_blocks(attrs, wide, results[0]);
+  else call(op, attrs, ctx, wide, requests, results);
+  if (is_forward && is_max && req[0] != mxnet::kNullOp)
     keep_nan::keep_in_pooling(op, attrs, ctx, wide[0], results);
   for (size_t i = 0; i < out.size(); ++i)
     if (holds_codes(out[i])) narrow_array(format, results[i], req[i], out[i], layout(out[i]));
@@ -210,17 +229,17 @@ const char* const kOfElements[] = {
     "clip",         "_backward_clip",       "_mul_scalar",  "_backward_mul_scalar",
     "_div_scalar",  "_backward_div_scalar", "_plus_scalar", "_minus_scalar",
     "_rminus_scalar", "elemwise_mul",       "_backward_mul"};
-// An average has other bits in other layouts, and is made of plain arrays.
 const char* const kOfImages[] = {"Pooling", "_backward_Pooling"};
 
-// Return a gradient function whose nodes have the operators with this prefix and suffix.
-nnvm::FGradient gradient_on_copies(const nnvm::Op* op, const std::string& prefix,
-                                   const std::string& suffix) {
-  return [op, prefix, suffix](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
+const std::string kOnCopies = "_mpgluon_on_copies_";
+
+// Return a gradient function whose nodes have the operators with this suffix.
+nnvm::FGradient gradient_on_copies(const nnvm::Op* op, const std::string& suffix) {
+  return [op, suffix](const nnvm::ObjectPtr& node, const std::vector<nnvm::NodeEntry>& grads) {
     auto entries = mxnet_gradient(op, node, grads);
     for (auto& entry : entries) {
       const std::string name = entry.node->attrs.op->name;
-      const nnvm::Op* own = dmlc::Registry<nnvm::Op>::Find(prefix + name + suffix);
+      const nnvm::Op* own = dmlc::Registry<nnvm::Op>::Find(kOnCopies + name + suffix);
       if (own != nullptr) entry.node->attrs.op = own;
     }
     return entries;
@@ -234,23 +253,22 @@ bool images_are_codes(const NodeAttrs&, std::vector<int>* in, std::vector<int>* 
 }
 
 template <class Format>
-void register_on_copies(const Format& format, const std::string& prefix, const std::string& name,
-                        const std::string& suffix, bool as_plain,
+void register_on_copies(const Format& format, const std::string& name, const std::string& suffix, bool pools,
                         const nnvm::FInferType& types) {
   const nnvm::Op* op = nnvm::Op::Get(name);
-  const bool pools = name == "Pooling", clips = name == "clip" || name == "_backward_clip";
+  const bool clips = name == "clip" || name == "_backward_clip";
   const auto compute = [=](const auto& watched, const NodeAttrs& attrs, const OpContext& ctx,
                            const auto&... arrays) {
     if (clips) {
       const clipping::Bounds<Format> bounds(format, attrs);
       if (bounds.fit()) return clipping::clip(watched, bounds, arrays...);
     }
-    on_copies(watched, as_plain, pools, op, attrs, ctx, arrays...);
+    on_copies(watched, pools, op, attrs, ctx, arrays...);
   };
-  Operator made = in_place_of(op, prefix + name + suffix, watched(format, compute));
+  Operator made = in_place_of(op, kOnCopies + name + suffix, watched(format, compute));
   if (name.find("_backward") == 0) return;
   made.set<nnvm::FInferType>("FInferType", types)
-      .set<nnvm::FGradient>("FGradient", gradient_on_copies(op, prefix, suffix));
+      .set<nnvm::FGradient>("FGradient", gradient_on_copies(op, suffix));
 }
 
 template <class Format>
@@ -311,12 +329,8 @@ void register_codes(const Format& format, const std::string& suffix) {
 
   const nnvm::FInferType of_elements = old_function(all_codes);
   const nnvm::FInferType of_images = old_function(images_are_codes);
-  for (const char* name : kOfElements)
-    register_on_copies(format, "_mpgluon_on_copies_", name, suffix, true, of_elements);
-  for (const char* name : kOfImages) {
-    register_on_copies(format, "_mpgluon_on_copies_", name, suffix, true, of_images);
-    register_on_copies(format, "_mpgluon_on_packed_copies_", name, suffix, false, of_images);
-  }
+  for (const char* name : kOfElements) register_on_copies(format, name, suffix, false, of_elements);
+  for (const char* name : kOfImages) register_on_copies(format, name, suffix, true, of_images);
 }
 
 }  // namespace codes

@@ -60,6 +60,14 @@ void unpack_plain(const Format& format, const NDArray& codes, const NDArray& out
   unblock(x, y, codes.shape(), layout, [&](uint16_t one) { return format.widen_one(one); });
 }
 
+// Return the FP32 values of packed codes in a plain array, valid during this call.
+template <class Format>
+NDArray unpacked(const Format& format, const NDArray& codes, Slot slot) {
+  const NDArray made = scratch(codes, slot);
+  unpack_plain(format, codes, made);
+  return made;
+}
+
 // Add codes to others, each sum rounded.
 template <class Format>
 void add_codes(const Format& format, const uint16_t* x, const uint16_t* y, int64_t n, uint16_t* z) {

@@ -1,5 +1,6 @@
-// Max pooling of bfloat16 images in any layout. NaN is the largest number; of equal numbers the first one of a window
-// receives its gradient, as in oneDNN. Gradients of windows that overlap are added in FP32 and rounded once.
+// Max pooling of bfloat16 images in any layout, and its gradient of FP32 ones. NaN is the largest number; of equal
+// numbers the first one of a window receives its gradient, as in oneDNN. Gradients of windows that overlap are added in
+// FP32, in the order of the windows, and rounded once.
 #ifndef MPGLUON_POOLING_H_
 #define MPGLUON_POOLING_H_
 
@@ -9,12 +10,34 @@
 namespace mpgluon {
 namespace pooling {
 
-// As many numbers as there are, up to sixteen; the others are zero.
-inline Lanes load_some(const uint16_t* x, int64_t count) {
-  if (count >= kLanes) return load(x);
-  uint16_t codes[kLanes] = {};
-  std::copy_n(x, count, codes);
-  return load(codes);
+// Eight numbers: blocks of AVX2 have as many channels, and GCC takes a longer vector apart there, number by number.
+using Eight = float __attribute__((vector_size(8 * sizeof(float))));
+template <class Vector>
+using NumbersOf = decltype(Vector{} < Vector{});  // whole ones, as many
+template <class Vector>
+constexpr int kSizeOf = sizeof(Vector) / sizeof(float);
+
+inline void load_to(Eight* y, const float* x) { std::memcpy(y, x, sizeof *y); }
+template <class X>
+void load_to(Lanes* y, const X* x) { *y = load(x); }
+
+// Numbers of an array, and zeros behind its end.
+template <class Vector, class X>
+Vector load_some(const X* x, const X* end) {
+  X some[kSizeOf<Vector>] = {};
+  const bool all = end - x >= kSizeOf<Vector>;
+  if (!all) std::copy(x, end, some);
+  Vector made;
+  load_to(&made, all ? x : some);
+  return made;
+}
+
+// The first numbers, and zeros in place of the others.
+template <class Vector>
+Vector first_of(const Vector& x, int64_t count) {
+  NumbersOf<Vector> places;
+  for (int i = 0; i < kSizeOf<Vector>; ++i) places[i] = i;
+  return places < static_cast<int32_t>(std::min<int64_t>(count, kSizeOf<Vector>)) ? x : Vector{};
 }
 
 inline void store_some(uint16_t* y, const Lanes& x, int64_t count) {
@@ -26,20 +49,23 @@ inline void store_some(uint16_t* y, const Lanes& x, int64_t count) {
 
 // The largest numbers of a window.
 struct Largest {
+  using Vector = Lanes;
   Lanes numbers = lanes_of(-INFINITY);
 
   void take(const Lanes& x, int64_t) { numbers = ((x > numbers) | (x != x)) ? x : numbers; }
 };
 
 // And the pixels that they are at.
+template <class Of>
 struct LargestAt {
-  Lanes numbers = lanes_of(-INFINITY);
-  LanesOf<int32_t> pixels = LanesOf<int32_t>{} - 1;
+  using Vector = Of;
+  Vector numbers = Vector{} - INFINITY;
+  NumbersOf<Vector> pixels = NumbersOf<Vector>{} - 1;
 
-  void take(const Lanes& x, int64_t pixel) {
+  void take(const Vector& x, int64_t pixel) {
     const auto larger = (x > numbers) | (x != x) | (pixels < 0);
     numbers = larger ? x : numbers;
-    pixels = larger ? LanesOf<int32_t>{} + static_cast<int32_t>(pixel) : pixels;
+    pixels = larger ? NumbersOf<Vector>{} + static_cast<int32_t>(pixel) : pixels;
   }
 };
 
@@ -67,16 +93,17 @@ struct Windows {
       for (int64_t j = std::max<int64_t>(left, 0); j < right; ++j) each(i * at.width + j);
   }
 
-  // Call each(row, column, channel, place, largest) for all windows of a plane and every sixteenth of its channels; the
-  // place is that of the result.
-  template <class Found, class Each>
-  void for_each(const uint16_t* plane, const Each& each) const {
+  // Call each(row, column, channel, place, largest) for all windows of a plane and the first of its channels in each
+  // vector; the place is that of the result. Channels of `largest` behind the last one are of other pixels.
+  template <class Found, class X, class Each>
+  void for_each(const X* plane, const Each& each) const {
+    const X* end = plane + size();
     for (int64_t row = 0, place = 0; row < at.rows; ++row)
       for (int64_t column = 0; column < at.columns; ++column, place += layout)
-        for (int64_t channel = 0; channel < layout; channel += kLanes) {
+        for (int64_t channel = 0; channel < layout; channel += kSizeOf<typename Found::Vector>) {
           Found largest;
           for_pixels(row, column, [&](int64_t pixel) {
-            largest.take(load_some(plane + pixel * layout + channel, layout - channel), pixel);
+            largest.take(load_some<typename Found::Vector>(plane + pixel * layout + channel, end), pixel);
           });
           each(row, column, channel, place + channel, largest);
         }
@@ -113,37 +140,55 @@ inline void forward(const nnvm::Op*, const NodeAttrs& attrs, const OpContext&, c
   });
 }
 
-enum { kOutGrad, kOfWorkspace, kImages };  // operands of the backward pass
+// Write the gradient of images from that of the result, all in the same layout.
+template <class Vector, class X>
+void write_gradient(const Windows& windows, const X* x, const X* dy, X* dx) {
+  using Found = LargestAt<Vector>;
+  const int64_t size = windows.size(), layout = windows.layout;
+  share(windows.planes(), [&](int64_t begin, int64_t end) {
+    std::vector<float> sums(size + kSizeOf<Vector>);
+    for (int64_t plane = begin; plane < end; ++plane) {
+      const X *from = dy + plane * windows.result_size(), *from_end = from + windows.result_size();
+      std::fill(sums.begin(), sums.end(), 0.0f);
+      windows.for_each<Found>(
+          x + plane * size, [&](int64_t row, int64_t column, int64_t channel, int64_t place, const Found& largest) {
+            const Vector arriving = first_of(load_some<Vector>(from + place, from_end), layout - channel);
+            windows.for_pixels(row, column, [&](int64_t pixel) {
+              float* at = &sums[pixel * layout + channel];
+              Vector sum;
+              std::memcpy(&sum, at, sizeof sum);
+              sum += largest.pixels == static_cast<int32_t>(pixel) ? arriving : Vector{};
+              std::memcpy(at, &sum, sizeof sum);
+            });
+          });
+      for (int64_t i = 0; i < size; ++i) put(&dx[plane * size + i], sums[i]);
+    }
+  });
+}
+
+// Places of operands of the backward pass; a gradient of the workspace is between them if there is one.
+constexpr size_t kOutGrad = 0;
+inline size_t place_of_images(const Arrays& in) { return in.size() > 3 ? 2 : 1; }
 
 inline void backward(const nnvm::Op*, const NodeAttrs& attrs, const OpContext&, const Arrays& in,
                      const Requests& req, const Arrays& out) {
   if (out[0].shape().Size() == 0) return;
-  const int layout = layout_for(in[kImages]);
-  const NDArray images = in_layout<uint16_t>(in[kImages], layout);
+  const NDArray& data = in[place_of_images(in)];
+  const int layout = layout_for(data);
+  const NDArray images = in_layout<uint16_t>(data, layout);
   const NDArray gradient = in_layout<uint16_t>(in[kOutGrad], layout);
-  const Windows windows = windows_of(attrs, images, gradient, layout);
-  const uint16_t *x = elements_of<const uint16_t>(images), *dy = elements_of<const uint16_t>(gradient);
-  const int64_t size = windows.size();
   write_in<uint16_t>(layout, req[0], out[0], [&](uint16_t* dx) {
-    share(windows.planes(), [&](int64_t begin, int64_t end) {
-      std::vector<float> sums(size + kLanes);
-      for (int64_t plane = begin; plane < end; ++plane) {
-        const uint16_t* from = dy + plane * windows.result_size();
-        std::fill(sums.begin(), sums.end(), 0.0f);
-        windows.for_each<LargestAt>(
-            x + plane * size,
-            [&](int64_t row, int64_t column, int64_t channel, int64_t place, const LargestAt& largest) {
-              const Lanes arriving = load_some(from + place, layout - channel);
-              windows.for_pixels(row, column, [&](int64_t pixel) {
-                float* sum = &sums[pixel * layout + channel];
-                const auto there = largest.pixels == static_cast<int32_t>(pixel);
-                store(sum, load(sum) + (there ? arriving : Lanes{}));
-              });
-            });
-        for (int64_t i = 0; i < size; ++i) dx[plane * size + i] = bfloat16_of(sums[i]);
-      }
-    });
+    write_gradient<Lanes>(windows_of(attrs, images, gradient, layout), elements_of<const uint16_t>(images),
+                          elements_of<const uint16_t>(gradient), dx);
   });
+}
+
+// The same of FP32 images in blocks of channels.
+inline void write_gradient_in_blocks(const NodeAttrs& attrs, const Arrays& in, const NDArray& out) {
+  const NDArray &images = in[place_of_images(in)], &gradient = in[kOutGrad];
+  const int layout = layout_of(images);
+  write_gradient<Eight>(windows_of(attrs, images, gradient, layout), elements_of<const float>(images),
+                        elements_of<const float>(gradient), prepare(out, layout));
 }
 
 inline void register_pooling() { in_places_of("Pooling", "_mpgluon_bfloat16_", forward, backward); }

@@ -249,6 +249,38 @@ def test_operators_give_the_same_bits_as_behind_casts(function, cast):
 
 
 @pytest.mark.usefixtures("native_operators")
+@pytest.mark.parametrize("kind", ["max", "avg"])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (2, 2), (5, 2), (9, 1)])
+def test_poolings_add_the_gradients_of_overlapping_windows_as_imperative_runs_do(
+    kernel, stride, kind
+):
+    net = Arithmetic(
+        lambda F, x: F.Pooling(x, kernel=[kernel] * 2, stride=[stride] * 2, pool_type=kind)
+    )
+    net.layer = nn.Conv2D(32, 1, use_bias=False, groups=32, in_channels=32)  # of ones
+    net.initialize(mx.init.One())
+    mpgluon.cast_block(net)
+    random = np.random.default_rng(0)
+
+    def numbers(shape):  # so far apart that the order of their sums shows
+        exponents = random.integers(-14, 14, shape)
+        return mx.nd.array(np.ldexp(random.standard_normal(shape), exponents), dtype="float16")
+
+    x = numbers((8, 32, 65, 65))
+    x.attach_grad()
+    found = []
+    for hybridized in (False, True):
+        net.hybridize(hybridized, **STATIC)
+        with autograd.record():
+            result = net(x)
+        if not hybridized:
+            arriving = numbers(result.shape).astype(result.dtype)
+        result.backward(arriving)
+        found.append({"result": result.asnumpy(), "gradient": x.grad.asnumpy()})
+    assert_same_bits(*found)
+
+
+@pytest.mark.usefixtures("native_operators")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(
     ("low", "high"),

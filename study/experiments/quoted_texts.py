@@ -13,7 +13,7 @@ QUOTES: Mapping[str, Sequence[str]] = {
         {timings.memory("50_v1, batch 8,", CAST, "memory"):.2f} of the memory.""",
         """The geometric mean is {timings.mean(CAST, "zoo"):.2f} cast and
         {timings.mean(AUTOCAST, "zoo"):.2f} autocast, the worst {timings.most(CAST, "zoo"):.2f},
-        GoogLeNet. With 0.1.0 they were 1.01, 0.97 and 1.30.""",
+        MobileNet 1.0. With 0.1.0 they were 1.01, 0.97 and 1.30.""",
         """MobileNet v3 large well below 1, the others at most {timings.most(CAST, "zoo"):.2f}""",
         """BF16 takes {timings.over_pytorch()[0]:.2f} to {timings.over_pytorch()[-1]:.2f} of the
         time of PyTorch's better one.""",

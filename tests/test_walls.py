@@ -262,7 +262,7 @@ LINES = {
     "recipes": 5_502,
     "study": 18_655,
     "scripts": 454,
-    "tests": 55_906,
+    "tests": 55_914,
 }
 LINES_LOADED = {"mpgluon": 8_074, "mpgluon.amp": 12_275}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

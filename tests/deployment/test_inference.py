@@ -99,6 +99,7 @@ def test_activations_and_sums_of_a_fused_network_are_parts_of_its_convolutions(
 ):
     if dtype == "bfloat16":
         request.getfixturevalue("native_bfloat16")
+        request.getfixturevalue("native_operators")
     graphs, fuse_graph = [], mx.sym.Symbol.optimize_for
 
     def noted(symbol, *args, **kwargs):

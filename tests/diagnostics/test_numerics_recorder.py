@@ -44,7 +44,9 @@ def weights(run):
         (None, True, 1, {"activations_every": 100}),
     ],
 )
-def test_recording_changes_no_bit_of_a_run(tmp_path, cast, hybridize, every, options):
+def test_recording_changes_no_bit_of_a_run(tmp_path, cast, hybridize, every, options, request):
+    if cast == "mixed_float8":
+        request.getfixturevalue("native_operators")
     runs = {every: Run(cast=cast), 100: Run(cast=cast)}
     for steps, run in runs.items():
         if hybridize:
@@ -105,6 +107,7 @@ def test_inputs_and_labels_of_other_dtypes(tmp_path, dtype):
     np.testing.assert_array_equal(recorded.values, [0, 1, 1, 1])
 
 
+@pytest.mark.usefixtures("native_operators")
 def test_steps_that_are_skipped_keep_their_gradients_and_flags(tmp_path):
     run = Run(dropout=0.0)
     run.scale = 2.0**24

@@ -72,6 +72,7 @@ def test_products_in_16_bits_normalization_and_softmax_in_fp32(cast, product, hy
     assert counted.calls("softmax") == {"float32": 1}
 
 
+@pytest.mark.usefixtures("native_operators")
 def test_products_of_eight_bits():
     counted = found(lambda net: amp.autocast(net, mpgluon.Policy.parse("mixed_float8")))
     assert counted.calls("Convolution") == {"float8_e4m3": 1}

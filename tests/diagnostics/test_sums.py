@@ -80,6 +80,7 @@ def test_the_table_and_a_sentence_for_each_kind_say_what_to_conclude(summed):
             assert part in line
 
 
+@pytest.mark.usefixtures("native_operators")
 @pytest.mark.parametrize(
     ("dtype", "kind", "message"),
     [

@@ -258,6 +258,7 @@ def test_a_process_that_ends_is_replaced_by_another():
         assert not fine["native"]["errors"]
 
 
+@pytest.mark.usefixtures("native_operators")
 def test_a_forward_pass_that_rounds_more_often_than_it_should_is_not_near_fp32(monkeypatch):
     program = by_hand("F.tanh({0})")
     with (

@@ -49,6 +49,7 @@ def test_a_continued_run_has_the_recording_of_one_that_was_not_ended(shapes, tmp
     assert found.compared == 1 + STEPS // 2
 
 
+@pytest.mark.usefixtures("native_operators")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("accumulate", "smoothing"), [(1, 0.0), (2, 0.1)])
 def test_overflows_of_a_run_are_replayed(accumulate, smoothing, shapes, tmp_path, capsys, caplog):

@@ -329,7 +329,7 @@ print("operators in C++:", mpgluon.kernels.available())
 #
 # ![Training step of 18 networks in FP16, cast and autocast, over FP32: MobileNet v2, SE-ResNeXt,
 # CIFAR ResNet v1 and MobileNet v3 large well below 1, the others at most
-# 1.13](../study/results/cpu-amd-epyc-2-cores-zoo.png)
+# 1.08](../study/results/cpu-amd-epyc-2-cores-zoo.png)
 
 # %%
 record = json.loads(Path("../study/results/cpu-amd-epyc-2-cores-zoo.json").read_text())

@@ -8,12 +8,12 @@ other work on the machine adds to them: the fastest of several steps counts, row
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import prod
+from tempfile import TemporaryDirectory
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from mpgluon.graph.nodes import Graph
@@ -138,14 +138,17 @@ def profile_process(make_step: Callable[[], Callable[[], object]], *, steps: int
     """
     calls = _record_graphs()
     step = make_step()
-    mx.profiler.set_config(
-        profile_symbolic=True,
-        profile_imperative=True,
-        profile_memory=False,
-        profile_api=False,
-        aggregate_stats=True,
-        filename=os.devnull,
-    )
+    # MXNet replaces the file named here, even a device, now and when the process ends. By then
+    # the folder is gone, and nothing is written.
+    with TemporaryDirectory(prefix="mpgluon_") as folder:
+        mx.profiler.set_config(
+            profile_symbolic=True,
+            profile_imperative=True,
+            profile_memory=False,
+            profile_api=False,
+            aggregate_stats=True,
+            filename=f"{folder}/trace.json",
+        )
     mx.nd.waitall()
     _print(_STEP, {})  # the primitives before this line are of the warm-up
     for _ in range(steps):

@@ -110,3 +110,15 @@ def test_a_link_stays_and_its_target_is_written(tmp_path, existing):
     assert second.is_symlink()
     assert target.read_bytes() == link.read_bytes() == b"second"
     assert names_in(folder) == ["target.npz"]
+
+
+def test_a_named_pipe_is_written_to_and_stays_as_a_device_would(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with atomic_write(pipe) as file:
+        file.write(b"values")
+    assert os.read(reader, 100) == b"values"
+    os.close(reader)
+    assert list(tmp_path.iterdir()) == [pipe]
+    assert pipe.is_fifo()

@@ -257,12 +257,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 19_185,
-    "mpgluon_tools": 18_785,
+    "mpgluon": 19_190,
+    "mpgluon_tools": 18_788,
     "recipes": 5_502,
     "study": 18_655,
     "scripts": 454,
-    "tests": 55_914,
+    "tests": 55_928,
 }
 LINES_LOADED = {"mpgluon": 8_074, "mpgluon.amp": 12_275}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

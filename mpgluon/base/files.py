@@ -67,7 +67,8 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
     A reader finds the old file or the new one, never a part of it, and after a power cut, too. An
     exception leaves the old one. A process that is killed in the block leaves a file
     ``.<name>.<process>.part``, which the next call for that name removes. Of a symbolic link, the
-    target is written.
+    target is written. A device or a named pipe is written to, not replaced: root could lose
+    ``/dev/null``.
 
     Raises
     ------
@@ -75,6 +76,10 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         If the folder does not exist or cannot be written.
     """
     path = Path(os.path.realpath(path))
+    if path.is_char_device() or path.is_fifo():
+        with open(path, "wb") as file:
+            yield file
+        return
     _remove_abandoned_parts(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from math import prod
 from tempfile import TemporaryDirectory
@@ -244,8 +244,12 @@ def read_profile(output: str) -> StepProfile:
 
 
 def _fastest(steps: list[dict[_Key, Cost]]) -> dict[_Key, Cost]:
-    """Return the cost of each row in its fastest step, the slowest row first."""
-    every = [item for step in steps for item in step.items()]
+    """Return the cost of each row in its fastest step, the slowest row first.
+
+    Rows that most steps lack are left out: a step that a loss scale skips has some of its own.
+    """
+    number = Counter(name for step in steps for name in step)
+    every = [item for step in steps for item in step.items() if 2 * number[item[0]] >= len(steps)]
     slowest_first = sorted(every, key=lambda item: -item[1].ms)
     fastest = dict(slowest_first)  # a later item takes the place of an earlier one
     return dict(sorted(fastest.items(), key=lambda item: -item[1].ms))

@@ -238,6 +238,13 @@ def test_a_profile_takes_the_fastest_step_and_leaves_unknown_elements_empty():
         read_profile("Killed")
 
 
+def test_a_profile_leaves_out_the_operators_of_a_step_that_was_skipped():
+    ordinary = 'mpgluon_step {"Convolution": [2, 3.0], "sgd_mom_update": [2, 2.0]}\n'
+    skipped = 'mpgluon_step {"Convolution": [2, 1.0], "amp_cast": [55, 2.0]}\n'
+    operators, _ = read_profile(f"mpgluon_step {{}}\n{ordinary}{skipped}{ordinary}")
+    assert operators == {"sgd_mom_update": Cost(2, 2.0, None), "Convolution": Cost(2, 1.0, None)}
+
+
 @pytest.mark.parametrize(
     ("kind", "implementation", "slow"),
     [

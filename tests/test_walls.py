@@ -258,11 +258,11 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 
 LINES = {
     "mpgluon": 19_190,
-    "mpgluon_tools": 18_788,
+    "mpgluon_tools": 18_802,
     "recipes": 5_502,
     "study": 18_655,
     "scripts": 454,
-    "tests": 55_928,
+    "tests": 55_952,
 }
 LINES_LOADED = {"mpgluon": 8_074, "mpgluon.amp": 12_275}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -104,6 +104,10 @@ def test_nothing_is_said_of_sound_networks(flags):
     for net, *shapes in (
         (vision.resnet18_v1(), (2, 3, 32, 32)),
         (Attention(), (2, 5, 8), (2, 1, 5)),
+        (
+            in_sequence(nn.Conv2D(8, 1, in_channels=4), nn.BatchNormReLU(in_channels=8)),
+            (2, 4, 4, 4),
+        ),
         (in_sequence(rnn.LSTM(4, input_size=3), nn.Dense(2, in_units=8)), (5, 2, 3)),
     ):
         net.hybridize(**flags)
@@ -116,3 +120,16 @@ def test_optimizers_whose_devices_drift_apart_are_found(optimizer, found):
     net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     errors = check_training(net, gluon.Trainer(net.collect_params(), optimizer)).at_level("error")
     assert [one.topic for one in errors] == ["optimizer"] * found
+
+
+@pytest.mark.usefixtures("numpy_interface")
+def test_a_relu_that_the_numpy_interface_leaves_out_is_found():
+    fused = nn.BatchNormReLU(in_channels=2)
+    apart = in_sequence(nn.BatchNorm(in_channels=2), nn.Activation("relu"))
+    for net in (fused, apart):
+        net.initialize()
+    x = mx.np.array([[-1.0, 1.0], [1.0, -1.0]])
+    assert fused(x).min() < 0 <= apart(x).min()
+    assert not said(apart, (2, 2))
+    (text,) = said(fused, (2, 2))
+    assert "BatchNormReLU of the NumPy interface" in text

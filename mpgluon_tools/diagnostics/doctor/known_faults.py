@@ -16,7 +16,9 @@ from mpgluon.cast.network_cast import cast_of
 from mpgluon.graph.nodes import Graph, Node
 from mpgluon.graph.operators import name_in_f
 
+import mxnet as mx
 from mxnet import gluon
+from mxnet.gluon import nn
 
 __all__ = ["known_faults"]
 
@@ -161,6 +163,14 @@ def known_faults(net: gluon.Block, graph: Graph) -> Iterator[Finding]:
                 "hybridized, no gradient reaches the input through it",
                 "return F.identity(x), or hybridize with static_alloc",
             )
+    fused = [block.name for block in blocks_of(net) if isinstance(block, nn.BatchNormReLU)]
+    if fused and mx.util.is_np_array():
+        yield error(
+            "MXNet",
+            examples(fused),
+            "BatchNormReLU of the NumPy interface leaves its ReLU out",
+            "nn.BatchNorm() and nn.Activation('relu') in its place",
+        )
     if any(getattr(block, "_backend", None) == "MKLDNN" for block in blocks_of(net)):
         yield error(
             "MXNet",

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from mpgluon.base.blocks import arrays_of, blocks_of, set_value
+from mpgluon.base.blocks import arrays_of, blocks_of, set_value, shape_of
 from mpgluon.cast.block import cast_block
 from mpgluon.cast.fp32 import format_of, fp32_value, known
 from mpgluon.cast.plan import BATCH_NORMS
@@ -72,7 +72,7 @@ def prep_param_lists(net: gluon.Block) -> tuple[Parameters, Parameters]:
 def _master_of(parameter: gluon.Parameter) -> gluon.Parameter:
     master = gluon.Parameter(
         f"{parameter.name}_master",
-        shape=parameter.shape,
+        shape=shape_of(parameter),
         dtype="float32",
         lr_mult=parameter.lr_mult,
         wd_mult=parameter.wd_mult,
@@ -113,7 +113,7 @@ def master_params_to_model_params(
 def _pairs(
     model_params: Sequence[gluon.Parameter], master_params: Sequence[gluon.Parameter]
 ) -> list[tuple[gluon.Parameter, gluon.Parameter]]:
-    if [p.shape for p in model_params] != [p.shape for p in master_params]:
+    if [shape_of(p) for p in model_params] != [shape_of(p) for p in master_params]:
         raise ValueError(
             f"{len(model_params)} parameters and {len(master_params)} masters do not belong "
             "together; pass both lists as prep_param_lists returned them"

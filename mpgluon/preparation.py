@@ -107,6 +107,8 @@ def prepare(
             cast_block(net, policy, keep_fp32=keep_fp32, compute_16=compute_16)
             stack.callback(_give_back, net)  # if what follows is refused
         params = net.collect_params() if params is None else params
+        if not params.keys():
+            raise ValueError(f"{net.name} has no parameters to train")
         trainer = gluon.Trainer(params, optimizer, optimizer_params, **options)
         init_trainer(trainer, scale, update_rounding=update_rounding)
         stack.pop_all()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
-from mpgluon.base.blocks import set_value
+from mpgluon.base.blocks import set_value, shape_of
 from mpgluon.checkpoint.parameters import check_parameters, completed, is_possible_shape
 from mpgluon.errors import CheckpointError
 
@@ -61,7 +61,7 @@ def load_parameter_file(net: gluon.Block, path: Path, *, classes: int) -> list[s
     fresh = [
         name
         for name, parameter in parameters.items()
-        if name in values and _is_another_head(parameter.shape, values[name].shape, classes)
+        if name in values and _is_another_head(shape_of(parameter), values[name].shape, classes)
     ]
     old = {name: p for name, p in parameters.items() if name not in fresh}
     widened = {n: value.astype("float32") for n, value in values.items() if n not in fresh}
@@ -72,9 +72,7 @@ def load_parameter_file(net: gluon.Block, path: Path, *, classes: int) -> list[s
     return fresh
 
 
-def _is_another_head(
-    shape: Optional[tuple[int, ...]], of_file: tuple[int, ...], classes: int
-) -> bool:
+def _is_another_head(shape: tuple[int, ...], of_file: tuple[int, ...], classes: int) -> bool:
     """Whether shapes differ in the number of classes, and there alone."""
     if not shape or not of_file:
         return False

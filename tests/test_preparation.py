@@ -109,6 +109,8 @@ def test_a_network_that_is_cast_and_formats_that_do_not_exist_are_refused():
         mpgluon.prepare(net, "fp32", "sgd")
     with pytest.raises(ValueError, match=r"received 'fp17', .* did you mean 'fp16'"):
         mpgluon.prepare(make_net(), "fp17", "sgd")
+    with pytest.raises(ValueError, match="has no parameters to train"):
+        mpgluon.prepare(nn.HybridSequential(), "fp32", "sgd")
 
 
 def test_a_loss_is_scaled_inside_and_behind_the_recorded_block_to_the_same_bits():

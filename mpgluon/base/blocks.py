@@ -32,6 +32,7 @@ __all__ = [
     "replace_value",
     "require_values",
     "set_value",
+    "shape_of",
 ]
 
 
@@ -122,6 +123,16 @@ def arrays_of(parameter: gluon.Parameter) -> list[mx.nd.NDArray]:
     They share the memory of the parameter's own. Raises as ``parameter.list_data`` does.
     """
     return [array.as_nd_ndarray() for array in parameter.list_data()]
+
+
+def shape_of(parameter: gluon.Parameter) -> tuple[int, ...]:
+    """Return a parameter's shape, of an imported graph too; () if nothing of it is known.
+
+    Gluon loads values into a SymbolBlock and leaves the ``shape`` of its parameters ``None``.
+    """
+    if parameter.shape is None and parameter._data is not None:
+        return tuple(arrays_of(parameter)[0].shape)
+    return tuple(parameter.shape or ())
 
 
 def forget_symbol(parameter: gluon.Parameter) -> None:

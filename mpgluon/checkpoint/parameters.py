@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mpgluon.base.archive import Arrays
-from mpgluon.base.blocks import arrays_of, set_value
+from mpgluon.base.blocks import arrays_of, set_value, shape_of
 from mpgluon.base.devices import from_numpy, to_numpy
 from mpgluon.cast import fp32
 from mpgluon.cast.given import warn_of_lost_values
@@ -232,7 +232,7 @@ def check_parameters(
     problems += [f"{name} is in the file only" for name in values if name not in parameters]
     for name in [name for name in parameters if name in values]:
         of_file = (np.dtype(values[name].dtype).name, tuple(values[name].shape))
-        of_network = (np.dtype(parameters[name].dtype).name, tuple(parameters[name].shape))
+        of_network = (np.dtype(parameters[name].dtype).name, shape_of(parameters[name]))
         if of_file != of_network:
             problems.append(f"{name} is {of_file} in the file and {of_network} in the network")
     if problems:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mpgluon.base.blocks import arrays_of
+from mpgluon.base.blocks import arrays_of, shape_of
 from mpgluon.updates import gluon_trainer
 
 import mxnet as mx
@@ -52,7 +52,7 @@ class RunningStatistics:
         """
         if not self.parameters or any(p._data is None or not _is_fp32(p) for p in self.parameters):
             return {}
-        self._flat = self._flat or [len(p.shape) == 1 for p in self.parameters]
+        self._flat = self._flat or [len(shape_of(p)) == 1 for p in self.parameters]
         with autograd.pause():
             return {
                 context: mx.nd.concat(
@@ -65,9 +65,9 @@ class RunningStatistics:
 
     def split(self, row: npt.NDArray[np.float32]) -> dict[gluon.Parameter, npt.NDArray[np.float32]]:
         """Return the values of each parameter in a copy."""
-        ends = np.cumsum([np.prod(p.shape, dtype=int) for p in self.parameters])
+        ends = np.cumsum([np.prod(shape_of(p), dtype=int) for p in self.parameters])
         parts = np.split(row, ends[:-1])
-        return {p: part.reshape(p.shape) for p, part in zip(self.parameters, parts)}
+        return {p: part.reshape(shape_of(p)) for p, part in zip(self.parameters, parts)}
 
 
 def _is_fp32(parameter: gluon.Parameter) -> bool:

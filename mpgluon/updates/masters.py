@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Optional
 
 from mpgluon import kernels
-from mpgluon.base.blocks import arrays_of
+from mpgluon.base.blocks import arrays_of, shape_of
 from mpgluon.cast.fp32 import format_of, fp32_value, known, remember
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16
@@ -205,7 +205,7 @@ class MasterWeights(Updates):
             parameter = self._parameters[index]
             raise TrainerStateError(
                 f"the optimizer's state for {parameter.name} in the file is not that of a weight "
-                f"of shape {parameter.shape}: it is another network's"
+                f"of shape {shape_of(parameter)}: it is another network's"
             )
 
     def _separate(self, allowed: set[str]) -> Optional[int]:

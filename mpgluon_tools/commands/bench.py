@@ -174,6 +174,8 @@ def _training_step(
     np.random.seed(0)
     opened = open_network(options, device)
     net, (batch, _) = opened.net, batch_of(opened, options, device)
+    if all(one.grad_req == "null" for one in net.collect_params().values()):
+        raise ValueError(f"{net.name} has no parameter to train, so there is no step to time")
     net(*batch.arguments)  # which completes shapes
     optimizer = {"learning_rate": 1e-4, "momentum": 0.9}
     trainer = mpgluon.prepare(net, _POLICIES[dtype], "sgd", optimizer)

@@ -41,6 +41,7 @@ __all__ = [
     "complete",
     "observed_batch",
     "observing",
+    "takes_operators",
     "values_of",
 ]
 
@@ -319,10 +320,22 @@ def observing(
             # Inside its cast, if it has one: there, arrays are as the operators returned them.
             method = "hybrid_forward" if is_hybrid(block) else "forward"
             forward = forward_of(block)
+            if _is_cast_graph(block):  # compiled, hybridized or not; here, one by one
+                one_by_one = partial(gluon.HybridBlock.forward, block)
+                stack.enter_context(temporarily([block], "forward", one_by_one))
             owner, name = (block, method) if forward is None else (forward, "original")
             watched = partial(watch.call, block, getattr(owner, name))
             stack.enter_context(temporarily([owner], name, watched))
         yield
+
+
+def _is_cast_graph(block: gluon.Block) -> bool:
+    return isinstance(block, gluon.SymbolBlock) and forward_of(block) is not None
+
+
+def takes_operators(block: gluon.Block) -> bool:
+    """Whether a block's own method receives an ``F``; an imported graph's does while it is cast."""
+    return is_hybrid(block) or _is_cast_graph(block)
 
 
 @dataclass(frozen=True)
@@ -369,7 +382,7 @@ class _Watch:
         if muted_run() is not self.run:  # of another diagnosis, while this one waits for a step
             return original(*args, **kwargs)
         inputs, in_numpy = args, mx.util.is_np_array()
-        if is_hybrid(block):
+        if takes_operators(block):
             namespace, inputs = args[0], args[1:]
             spies = self.operators and not in_numpy  # there, the operators themselves tell
             args = (_Spy(namespace, block, self.observer) if spies else namespace, *inputs)

@@ -13,7 +13,6 @@ from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.numpy_arrays import as_nd, in_current_interface
-from mpgluon.cast.plan import is_hybrid
 from mpgluon.formats.policy import Policy
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.updates.gluon_trainer import loss_scaler_of, set_loss_scaler
@@ -25,6 +24,7 @@ from mpgluon_tools.diagnostics.observe import (
     complete,
     observed_batch,
     observing,
+    takes_operators,
     values_of,
 )
 from mpgluon_tools.diagnostics.temporarily import temporarily, untouched
@@ -205,7 +205,7 @@ class Reference:
                         lambda array: mark(cast(array, next(formats) or ""), None),
                     )
                 )
-                if is_hybrid(call.block):
+                if takes_operators(call.block):
                     arguments = (mx.nd, *arguments)
                 with _answering([block for block, _ in call.returned], results):
                     forward(*arguments, **dict(zip(call.keywords, parameters)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional
 
+from mpgluon.base.blocks import shape_of
 from mpgluon.base.files import disk_error
 from mpgluon.formats.float_format import FLOAT16, format_named
 from mpgluon_tools import plots
@@ -262,7 +263,7 @@ def _pictures(net: gluon.Block, exponents: BatchExponents, scale: float) -> list
     overall = exponents.overall()
     gradients = {"gradients": overall["gradients"]}
     values = {name: overall[name] for name in ("weights", "activations")}
-    weights = {p.name for p in net.collect_params().values() if len(p.shape) > 1}
+    weights = {p.name for p in net.collect_params().values() if len(shape_of(p)) > 1}
     layers = {name: one for name, one in exponents.gradients.items() if name in weights}
     names, histograms = list(layers), list(layers.values())
     pictures = [

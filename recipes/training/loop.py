@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mpgluon import amp
+from mpgluon.base.blocks import shape_of
 from mpgluon.base.files import atomic_write
 from mpgluon.checkpoint import load_checkpoint, read_extra, save_checkpoint
 from mpgluon.distributed import (
@@ -459,7 +460,9 @@ class _Run:
             "final_loss_scale": amp.loss_scale(self.trainer),
             "training_seconds": self.position.seconds,
             "images_per_second": sum(e["images"] for e in steps) / self.position.seconds,
-            "parameters": sum(int(np.prod(p.shape)) for p in self.net.collect_params().values()),
+            "parameters": sum(
+                int(np.prod(shape_of(p))) for p in self.net.collect_params().values()
+            ),
             "fresh_parameters": self.prepared.fresh_parameters,
             "unreadable_images": [path for paths in everywhere for path in paths],
         }

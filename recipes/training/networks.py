@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpgluon.base.blocks import set_value
+from mpgluon.base.blocks import set_value, shape_of
 from mpgluon.base.devices import from_numpy
 from mpgluon.cast.block import apply_policy, blocks_of
 from mpgluon.cast.plain_graph import use_own_operators
@@ -146,7 +146,7 @@ def load_pretrained(net: gluon.Block, path: Path, *, classes: int) -> list[str]:
 
 def _load_state_dict(net: gluon.Block, path: Path, classes: int) -> list[str]:
     parameters = net._collect_params_with_prefix()
-    shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+    shapes = {name: shape_of(parameter) for name, parameter in parameters.items()}
     state = read_state_dict(path)
     try:
         values, fresh = values_for(state, shapes, classes=classes)

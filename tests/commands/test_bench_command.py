@@ -190,6 +190,17 @@ def test_options_without_effect_and_networks_that_fail_are_refused(refused, opti
     assert said in refused("bench", "mine:raw", *options)
 
 
+@pytest.mark.parametrize("options", [(), ("--profile-of=float16",)], ids=["times", "profile"])
+def test_a_network_without_a_parameter_to_train_is_refused(refused, folder, options):
+    (folder / "frozen.py").write_text(
+        "from mxnet.gluon import nn\n\ndef net():\n    frozen = nn.Dense(2, in_units=3)\n"
+        "    frozen.initialize()\n    frozen.collect_params().setattr('grad_req', 'null')\n"
+        "    return frozen\n"
+    )
+    said = refused("bench", "frozen:net", "--input-shape=2,3", "--no-memory", *options)
+    assert "has no parameter to train, so there is no step to time" in said
+
+
 PROFILE = """
 dnnl_verbose,exec,cpu,convolution,jit:avx512,forward_training,src_f32,,alg:direct,mb1ic1oc1,9.0
 mpgluon_step {}

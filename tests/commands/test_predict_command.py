@@ -7,6 +7,21 @@ import pytest
 from PIL import Image
 from test_serve_command import NETWORK
 
+OTHERS = """
+from mxnet import gluon
+
+class Pair(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return F.mean(x, axis=(2, 3)), F.sum(x, axis=(2, 3))
+
+def pair():
+    return Pair()
+
+def maps():
+    net = gluon.nn.Conv2D(2, 1, in_channels=3)
+    net.initialize()
+    return net
+"""
 OPTIONS = ("--image-size=8", "--class-names=names.txt", "--mean=none", "--std=1,1,1")
 
 
@@ -59,3 +74,10 @@ def test_names_must_be_as_many_as_the_categories(refused, folder):
     (folder / "names.txt").write_text("red\ngreen\n")
     said = refused("predict", "colours:mean_colour", "sky.png", *OPTIONS)
     assert "the network has 3 logits, but classes names 2" in said
+
+
+def test_a_network_that_is_not_a_classifier_is_refused_with_the_shapes_it_returns(refused, folder):
+    (folder / "others.py").write_text(OTHERS)
+    for name, shapes in (("maps", "(1, 2, 32, 32)"), ("pair", "(1, 3), (1, 3)")):
+        said = refused("predict", f"others:{name}", "sky.png", "--image-size=32")
+        assert f"for one image this network returns {shapes}" in said

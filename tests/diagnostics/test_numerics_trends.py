@@ -162,6 +162,15 @@ def test_the_search_for_the_first_loss_scale_is_not_a_trend():
     assert [trend for line in lines for trend in trends.add_line(line)] == []
 
 
+def test_a_run_whose_steps_are_all_skipped_has_failed_once_the_loss_scale_is_1():
+    trends = Trends()
+    scales = [max(1.0, 65536.0 / 2**step) for step in range(25)]
+    lines = [{"step": n + 1, "loss_scale": s, "skipped": True} for n, s in enumerate(scales)]
+    found = [trend for line in lines for trend in trends.add_line(line)]
+    assert [(trend.step, trend.kind) for trend in found] == [(19, "no step made")]  # 1 since 17
+    assert "all 19 steps were skipped" in found[0].sentence
+
+
 def test_a_healthy_run_has_no_trend(tmp_path):
     for cast in (None, "float16", "bfloat16"):
         run = Run(cast=cast)

@@ -21,6 +21,7 @@ WHY = {
     "vanishing gradient": "gradients below the smallest number become zero",
     "lost updates": "a weight that no update changes does not learn",
     "sinking loss scale": "at a small scale gradients become zero, and skipped steps train nothing",
+    "no step made": "skipped steps train nothing, and no loss scale below 1 is tried",
 }
 """Why each kind of trend matters."""
 
@@ -42,7 +43,8 @@ class Trend:
     ----------
     step : int
         The first step at which it could be seen.
-    kind : {"growing activation", "vanishing gradient", "lost updates", "sinking loss scale"}
+    kind : str
+        Of ``WHY``.
     name : str
         The layer or parameter; empty for the loss scale.
     sentence : str
@@ -121,13 +123,22 @@ class Trends:
         )
 
     def _of_scale(self, line: dict[str, Any]) -> Iterator[Optional[Trend]]:
-        """Tell whether the loss scale sinks after it had found its level."""
+        """Tell whether the loss scale sinks after it had found its level, or has found none."""
         scale, skipped = float(line.get("loss_scale") or 1.0), bool(line.get("skipped"))
         self._scales.append((line["step"], scale, skipped))
         window = [one for one in self._scales if one[0] > line["step"] - _WINDOW]
         self._scales = window
         good = [index for index, one in enumerate(window) if not one[2]]
         if not good:
+            if sum(scale <= 1 for _, scale, _ in window) >= _SKIPS:
+                yield Trend(
+                    line["step"],
+                    "no step made",
+                    "",
+                    f"all {len(window)} steps were skipped, the last ones with a loss scale of "
+                    f"{scale:g}: the loss, or a gradient that is not scaled, is not finite",
+                    "look for the first layer with mpgluon diagnose, or, in a batch, for NaN",
+                )
             return
         settled = window[good[0] :]  # the search for the first scale is behind
         highest = max(scale for _, scale, _ in settled)

@@ -93,6 +93,8 @@ def prepare(
     """
     policy = as_policy(dtype)
     require_values(net, with_shapes=False)
+    if params is None and not net.collect_params().keys():
+        raise ValueError(f"{net.name} has no parameters to train")
     if policy.compute_dtype == "float32":
         _refuse_16_bits(net)
     narrow = policy.param_dtype != "float32"
@@ -106,8 +108,6 @@ def prepare(
         if policy.compute_dtype != "float32":
             cast_block(net, policy, keep_fp32=keep_fp32, compute_16=compute_16)
             stack.callback(_give_back, net)  # if what follows is refused
-        if params is None and not net.collect_params().keys():
-            raise ValueError(f"{net.name} has no parameters to train")
         params = net.collect_params() if params is None else params
         trainer = gluon.Trainer(params, optimizer, optimizer_params, **options)
         init_trainer(trainer, scale, update_rounding=update_rounding)

@@ -129,9 +129,27 @@ class ImportedGraph:
         variables = dict(zip(self.inputs, inputs))
         names = {key: parameter.name for key, parameter in self.block._reg_params.items()}
         variables |= {names[key]: value for key, value in parameters.items()}
-        values = replay(self.graph, F, variables)
+        values = replay(self.graph, F, variables, shapes=self._shapes_made(variables))
         outputs = [values[entry.key] for entry in self.graph.heads]
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _shapes_made(self, variables: dict[str, Any]) -> dict[Node, tuple[int, ...]]:
+        """Return the shapes of arrays that the graph makes and whose sizes follow from its inputs.
+
+        Their operators have a 0 for such a size, as in a recurrent layer's first states. A Symbol
+        is made with it.
+        """
+        makers = [
+            node
+            for node in self.graph.nodes
+            if not (node.is_variable or node.inputs) and "0" in node.attributes.get("shape", "")
+        ]
+        if not makers or not all(isinstance(one, mx.nd.NDArray) for one in variables.values()):
+            return {}
+        results = self.original[1].get_internals()
+        _, shapes, _ = results.infer_shape(**{name: one.shape for name, one in variables.items()})
+        of = dict(zip(results.list_outputs(), shapes))
+        return {node: of[f"{node.name}_output"] for node in makers}
 
 
 def _forward(block: gluon.SymbolBlock, x: Any, *args: Any) -> Any:

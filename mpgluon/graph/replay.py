@@ -22,6 +22,7 @@ def replay(
     variables: Mapping[str, Any],
     *,
     blocks: Optional[Mapping[Node, gluon.Block]] = None,
+    shapes: Optional[Mapping[Node, tuple[int, ...]]] = None,
     prefix: str = "",
 ) -> dict[Key, Any]:
     """Call the operators of a graph, and return every output.
@@ -36,6 +37,8 @@ def replay(
         The variables; a parameter of one of the ``blocks`` may be missing.
     blocks : mapping from Node to Block, optional
         Blocks that replace operators, called with the first operand only.
+    shapes : mapping from Node to tuple of int, optional
+        The shapes of arrays that operators make, where only a whole graph infers a part of them.
     prefix : str
         The prefix that MXNet itself puts before names.
 
@@ -54,7 +57,10 @@ def replay(
             result = blocks[node](operands[0])
         else:
             function = _operator_named(F, node.operator)
-            result = function(*operands, name=node.name.removeprefix(prefix), **node.options)
+            options = node.options
+            if shapes and node in shapes:
+                options = {**options, "shape": shapes[node]}
+            result = function(*operands, name=node.name.removeprefix(prefix), **options)
         values.update({(node, number): one for number, one in enumerate(_outputs(result))})
     return values
 

@@ -175,7 +175,7 @@ def _training_step(
     opened = open_network(options, device)
     net, (batch, _) = opened.net, batch_of(opened, options, device)
     if all(one.grad_req == "null" for one in net.collect_params().values()):
-        raise ValueError(f"{net.name} has no parameter to train, so there is no step to time")
+        raise ValueError(f"{net.name} has no trainable parameters, so it has no training step")
     net(*batch.arguments)  # which completes shapes
     optimizer = {"learning_rate": 1e-4, "momentum": 0.9}
     trainer = mpgluon.prepare(net, _POLICIES[dtype], "sgd", optimizer)

@@ -77,14 +77,13 @@ class OpenedNetwork:
         size = self.image_size or image_size
         advice = "Photographs have three colours; --image-size is their side"
         batch, _ = example_batch(self.net, [(1, 3, size, size)], mx.cpu(), advice=advice)
-        outputs = arrays_in(self.net(*batch.arguments))
-        if len(outputs) != 1 or outputs[0].ndim != 2 or len(outputs[0]) != 1:
-            shapes = ", ".join(str(one.shape) for one in outputs)
+        shapes = [one.shape for one in arrays_in(self.net(*batch.arguments))]
+        if [shape[:-1] for shape in shapes] != [(1,)]:
             raise ValueError(
                 "a classifier returns one array of shape (images, classes); for one image this "
-                f"network returns {shapes or 'no array'}"
+                f"network returns {', '.join(map(str, shapes)) or 'no array'}"
             )
-        logits = outputs[0].shape[1]
+        logits = shapes[0][1]
         classes = tuple(map(str, range(logits))) if self.classes is None else self.classes
         if len(classes) != logits:
             raise ValueError(f"the network has {logits} logits, but classes names {len(classes)}")

@@ -320,7 +320,8 @@ def observing(
             # Inside its cast, if it has one: there, arrays are as the operators returned them.
             method = "hybrid_forward" if is_hybrid(block) else "forward"
             forward = forward_of(block)
-            if _is_cast_graph(block):  # compiled, hybridized or not; here, one by one
+            if isinstance(block, gluon.SymbolBlock) and takes_operators(block):
+                # A cast graph is compiled, hybridized or not. Here its operators run one by one.
                 one_by_one = partial(gluon.HybridBlock.forward, block)
                 stack.enter_context(temporarily([block], "forward", one_by_one))
             owner, name = (block, method) if forward is None else (forward, "original")
@@ -329,13 +330,10 @@ def observing(
         yield
 
 
-def _is_cast_graph(block: gluon.Block) -> bool:
-    return isinstance(block, gluon.SymbolBlock) and forward_of(block) is not None
-
-
 def takes_operators(block: gluon.Block) -> bool:
     """Whether a block's own method receives an ``F``; an imported graph's does while it is cast."""
-    return is_hybrid(block) or _is_cast_graph(block)
+    forward = forward_of(block)
+    return is_hybrid(block) if forward is None else forward.method == "hybrid_forward"
 
 
 @dataclass(frozen=True)

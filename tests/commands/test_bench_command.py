@@ -198,7 +198,7 @@ def test_a_network_without_a_parameter_to_train_is_refused(refused, folder, opti
         "    return frozen\n"
     )
     said = refused("bench", "frozen:net", "--input-shape=2,3", "--no-memory", *options)
-    assert "has no parameter to train, so there is no step to time" in said
+    assert "has no trainable parameters, so it has no training step" in said
 
 
 PROFILE = """

@@ -17,20 +17,20 @@ from mpgluon_tools.report import diagnose
 
 import mxnet as mx
 import pytest
-from diagnostics_helpers import make_batch, make_net, scaled_trainer, train_step
-from helpers import assert_same_bits, in_sequence, parameters_of
+from diagnostics_helpers import Batch, make_batch, make_net, scaled_trainer, train_step
+from helpers import assert_same_bits, in_sequence, initialized, parameters_of
 from mxnet import gluon
-from mxnet.gluon import nn
+from mxnet.gluon import nn, rnn
 
 
 @pytest.fixture
 def imported(tmp_path):
     """Return a function that gives a network and its imported graph."""
 
-    def pair(net=None):
-        net = net or make_net(nn.Activation("relu"))
+    def pair(net=None, batch=None):
+        net, batch = net or make_net(nn.Activation("relu")), batch or make_batch()
         net.hybridize()
-        net(make_batch().inputs)
+        net(batch.inputs)
         prefix = str(tmp_path / "net")
         net.export(prefix)
         data = mx.sym.var("data", dtype="float32")
@@ -55,12 +55,30 @@ def test_an_imported_graph_has_the_error_and_the_operators_of_its_network(import
     assert_same_bits(graph(batch.inputs).asnumpy(), kept)
 
 
+def test_the_first_states_of_an_imported_recurrent_layer_have_the_size_of_the_batch(imported):
+    words = Batch(mx.nd.random.normal(shape=(4, 5, 8)), mx.nd.zeros((4, 5)), make_batch().loss_fn)
+    layers = rnn.GRU(6, input_size=8, layout="NTC"), nn.Dense(5, in_units=6, flatten=False)
+    net, graph = imported(initialized(in_sequence(*layers)), words)
+    for one in (net, graph):
+        mpgluon.cast_block(one)
+    assert compare_with_fp32(graph, words).result == compare_with_fp32(net, words).result > 0
+    counted, expected = operator_formats(graph, words), operator_formats(net, words)
+    assert counted.calls("RNN") == expected.calls("RNN") != {}
+
+
+def test_an_imported_graph_that_is_kept_in_fp32_is_seen_as_a_whole(imported):
+    _, graph = imported()
+    net = in_sequence(graph, initialized(nn.Dense(5, in_units=5)))
+    mpgluon.cast_block(net, keep_fp32=[graph])
+    outputs = [row for row in range_report(net, make_batch()).table().rows if row[1] == "output"]
+    assert [row[0] for row in outputs] == [graph.name, net[1].name]
+
+
 def test_weights_beyond_float16_are_not_called_safe(imported):
     first = make_net()
     first[0].weight.set_data(mx.nd.full(first[0].weight.shape, 1e30))
     _, graph = imported(first)
-    net = in_sequence(graph, nn.Dense(5, in_units=5))
-    net[1].initialize()
+    net = in_sequence(graph, initialized(nn.Dense(5, in_units=5)))
     found = suggest_keep_fp32(net, make_batch())
     assert graph in found.blocks
     assert found.error_after < 0.01 < found.error_before
@@ -69,8 +87,7 @@ def test_weights_beyond_float16_are_not_called_safe(imported):
 def test_an_overflow_is_located_while_the_graph_trains_and_reports_are_made(imported):
     _, graph = imported()
     batch = make_batch()
-    net = in_sequence(graph, nn.Dense(5, in_units=5))
-    net[1].initialize()
+    net = in_sequence(graph, initialized(nn.Dense(5, in_units=5)))
     mpgluon.cast_block(net)
     net.hybridize()
     trainer = scaled_trainer(net, 2.0**24)
@@ -101,6 +118,4 @@ def test_a_checkpoint_of_an_imported_graph_goes_on(imported, tmp_path):
     expected = parameters_of(graph)
     mpgluon.load_checkpoint(tmp_path / "run.npz", graph, trainer)
     train_step(graph, trainer, batch)
-    found = parameters_of(graph)
-    for name, value in expected.items():
-        assert_same_bits(found[name], value)
+    assert_same_bits(parameters_of(graph), expected)

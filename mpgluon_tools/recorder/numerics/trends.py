@@ -21,7 +21,7 @@ WHY = {
     "vanishing gradient": "gradients below the smallest number become zero",
     "lost updates": "a weight that no update changes does not learn",
     "sinking loss scale": "at a small scale gradients become zero, and skipped steps train nothing",
-    "no step made": "skipped steps train nothing, and no loss scale below 1 is tried",
+    "no step made": "skipped steps train nothing, and a smaller loss scale does not help",
 }
 """Why each kind of trend matters."""
 

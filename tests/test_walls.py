@@ -257,12 +257,12 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 19_227,
-    "mpgluon_tools": 18_831,
+    "mpgluon": 19_233,
+    "mpgluon_tools": 18_848,
     "recipes": 5_505,
     "study": 18_655,
     "scripts": 454,
-    "tests": 56_117,
+    "tests": 56_168,
 }
 LINES_LOADED = {"mpgluon": 8_084, "mpgluon.amp": 12_286}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -77,6 +77,8 @@ def at_work(**about: Any) -> Iterator[None]:
         Present while a block of a cast network computes; see :func:`is_inside`.
     observer : callable
         Receives each :class:`OperatorCall` of a Python operator, and its result.
+    drops_nothing : bool
+        Whether operators that drop values at random drop none of an array's.
     """
     before = dict(vars(AT_WORK))
     vars(AT_WORK).update(about)

@@ -72,6 +72,7 @@ _STACKS: dict[str, tuple[int, dict[int, tuple[int, ...]]]] = {
     "_npi_dstack": (2, {1: (0, 2), 2: (2,)}),
 }
 _LOOPS = frozenset({"_foreach", "_while_loop", "_cond"})
+_DROPPING = frozenset({"Dropout", "RNN"})  # with the probability p
 _numpy_library = numpy_functions._api_internal  # another door, of one operator
 _tensordot = _numpy_library.tensordot
 
@@ -141,6 +142,9 @@ def _invoke(
     returns_list: bool,
 ) -> Any:
     """Run an operator on arrays, in the place of MXNet's function."""
+    if "drops_nothing" in vars(AT_WORK) and kernels.name_of(handle) in _DROPPING:
+        options = {**dict(zip(keys, values)), "p": 0}
+        keys, values = list(options), list(options.values())
     arithmetic = vars(AT_WORK).get("arithmetic")
     if arithmetic is None or not arrays:
         return _imperative_invoke(handle, arrays, keys, values, out, is_numpy, returns_list)

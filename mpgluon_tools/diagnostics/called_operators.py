@@ -74,7 +74,8 @@ def operator_formats(net: gluon.Block, batch: Batch) -> OperatorFormats:
     Parameters
     ----------
     net : gluon.Block
-        Plain, cast or autocast, hybridized or not.
+        Plain, cast or autocast, hybridized or not. An imported graph that is not cast computes as
+        a whole: its operators are not counted.
     batch : Batch
 
     Returns
@@ -86,7 +87,7 @@ def operator_formats(net: gluon.Block, batch: Batch) -> OperatorFormats:
     layers: dict[tuple[str, str], dict[str, None]] = {}
 
     def note(seen: Seen) -> None:
-        if seen.kind == "operator":
+        if seen.kind == "operator" and seen.place == 0:
             key = seen.operator, _computed_in(seen)
             counts[key] += 1
             layers.setdefault(key, {})[seen.block.name] = None

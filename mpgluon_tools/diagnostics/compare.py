@@ -174,7 +174,7 @@ def compare_with_fp32(
     net : gluon.Block
         Cast or autocast; a network in FP32 is autocast to ``dtype`` for the comparison.
     batch : Batch
-        ``Dropout`` layers do nothing here; other randomness counts as an error.
+        Nothing is dropped at random here; other random numbers count as errors.
     dtype : {"float16", "bfloat16"} or Policy
         For a network in FP32.
     loss_scale : float

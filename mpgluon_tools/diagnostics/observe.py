@@ -154,7 +154,7 @@ class Seen:
     inputs : tuple of NDArray
         Operands of the operator or block; empty for gradients.
     place : int
-        The position among the block's results.
+        The position among the results of the block or operator.
     made : bool
         Whether the block computed its result itself, and no inner block did.
     call : BlockCall, optional
@@ -370,8 +370,8 @@ class _Watch:
         """Show the result of an operator that is not called through ``F``, such as ``*``."""
         if self.operators:
             inputs = tuple(arrays_in([*call.args, *call.kwargs.values()]))
-            for array in arrays_in(result):
-                self.observer(Seen(block, "operator", call.name, array, inputs))
+            for place, array in enumerate(arrays_in(result)):
+                self.observer(Seen(block, "operator", call.name, array, inputs, place))
 
     def call(
         self, block: gluon.Block, original: Callable[..., Any], *args: Any, **kwargs: Any
@@ -442,8 +442,9 @@ class _Spy(OperatorNamespace):
         def operator(*args: Any, **kwargs: Any) -> Any:
             result = attribute(*args, **kwargs)
             inputs = tuple(arrays_in([*args, *kwargs.values()]))
-            for array in arrays_in(result):
-                self._observer(Seen(self._block, "operator", self._prefix + name, array, inputs))
+            called = self._prefix + name
+            for place, array in enumerate(arrays_in(result)):
+                self._observer(Seen(self._block, "operator", called, array, inputs, place))
             return result
 
         return operator

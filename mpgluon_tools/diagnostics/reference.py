@@ -11,6 +11,7 @@ from typing import Any, Callable, Optional, Union
 
 from mpgluon.cast.arrays import arrays_in, convert_arrays, mark
 from mpgluon.cast.block import autocast, blocks_of, restore
+from mpgluon.cast.dispatch import governed
 from mpgluon.cast.forward import PolicyForward, forward_of
 from mpgluon.cast.numpy_arrays import as_nd, in_current_interface
 from mpgluon.formats.policy import Policy
@@ -33,9 +34,8 @@ import mxnet as mx
 import numpy as np
 import numpy.typing as npt
 from mxnet import autograd, gluon
-from mxnet.gluon import nn
 
-__all__ = ["Errors", "Reference", "in_fp32", "inner_blocks", "input_error", "sixteen_bits"]
+__all__ = ["Errors", "Reference", "in_fp32", "inner_blocks", "input_errors", "sixteen_bits"]
 
 Values = npt.NDArray[np.float32]
 
@@ -251,17 +251,26 @@ def in_fp32(
     return temporarily(chosen, "kept", True)
 
 
-def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
-    """Return the relative error of the result of an FP32 network whose FP32 inputs are rounded."""
-    errors, exact = Errors(), list[Values]()
+def input_errors(net: gluon.Block, batch: Batch, dtype: str) -> tuple[float, float]:
+    """Return relative errors of an FP32 network's result on the same batch, and on a rounded one.
+
+    The first is not 0 where the network draws random numbers; FP32 inputs are rounded.
+    """
+    exact = list[Values]()
 
     def keep(seen: Seen) -> None:
         if seen.block is net and seen.kind == "output":
             exact.append(values_of(seen.array))
 
-    def compare(seen: Seen) -> None:
-        if seen.block is net and seen.kind == "output":
-            errors.add(net, "output", seen.array, exact.pop(0))
+    def error_of(inputs: tuple[mx.nd.NDArray, ...]) -> float:
+        errors, references = Errors(), iter(exact)
+
+        def compare(seen: Seen) -> None:
+            if seen.block is net and seen.kind == "output":
+                errors.add(net, "output", seen.array, next(references))
+
+        observed_batch(net, replace(batch, inputs=inputs), compare)
+        return errors.of(net, "output")
 
     rounded = tuple(
         in_current_interface(cast(cast(one, dtype), "float32"))
@@ -271,8 +280,7 @@ def input_error(net: gluon.Block, batch: Batch, dtype: str) -> float:
     )
     with sixteen_bits(net, batch, dtype) as forwards, in_fp32(forwards):
         observed_batch(net, batch, keep)
-        observed_batch(net, replace(batch, inputs=rounded), compare)
-    return errors.of(net, "output")
+        return error_of(batch.arguments), error_of(rounded)
 
 
 @contextmanager
@@ -286,9 +294,8 @@ def sixteen_bits(
     scalers = {trainer: loss_scaler_of(trainer) for trainer in trainers}
     if not already:
         autocast(net, dtype)
-    dropouts = [block for block in blocks_of(net) if isinstance(block, nn.Dropout)]
     try:
-        with temporarily(dropouts, "_rate", 0):  # otherwise each run draws another mask
+        with governed(drops_nothing=True):  # otherwise each run draws another mask
             yield [f for f in map(forward_of, blocks_of(net)) if f is not None]
     finally:
         if not already:

@@ -16,7 +16,7 @@ from mpgluon_tools.diagnostics.compare import Suggestion
 from mpgluon_tools.diagnostics.exponents import EMPTY, ExponentHistogram, exponent_histogram
 from mpgluon_tools.diagnostics.observe import Batch, observed_batch
 from mpgluon_tools.diagnostics.ranges import RangeReport
-from mpgluon_tools.diagnostics.reference import in_fp32, inner_blocks, input_error, sixteen_bits
+from mpgluon_tools.diagnostics.reference import in_fp32, inner_blocks, input_errors, sixteen_bits
 from mpgluon_tools.diagnostics.scales import (
     LOST_LIMIT,
     LossScales,
@@ -103,7 +103,8 @@ def judge(
     """Return the verdict on training an FP32 network in 16 bits.
 
     ``report`` was measured on this batch, ``scales`` were made of it, and ``suggestion`` is for
-    their loss scale. The network runs twice more if a layer loses gradients.
+    their loss scale. The network runs twice more if a layer loses gradients, and three times if its
+    result has a large error.
     """
     unknown = _unknown(report, scales)
     if unknown:
@@ -119,7 +120,14 @@ def judge(
         )
     alone = 0.0
     if math.inf > suggestion.error_after > suggestion.limit:
-        alone = input_error(net, batch, dtype)
+        again, alone = input_errors(net, batch, dtype)
+        if AMPLIFIED * again > suggestion.limit:
+            return Verdict(
+                "unknown",
+                f"No verdict on {dtype}: the network draws random numbers, so that its FP32 result "
+                f"on the same batch changes by {again:.2g}. Draw none while it is diagnosed "
+                "(dropout is left out already)",
+            )
     is_exact = suggestion.error_after <= max(suggestion.limit, AMPLIFIED * alone)
     losing = _losing(scales)
     for block in inner_blocks(suggestion.blocks):

@@ -83,6 +83,32 @@ def test_each_layer_introduces_some_rounding_errors_and_the_result_has_few(dtype
     assert 0 < comparison.result < 32 * fmt.unit_roundoff
 
 
+DROPS = {
+    "operator": lambda F, _, x: F.Dropout(x, p=0.5),
+    "operator, by default": lambda F, _, x: F.Dropout(x),
+    "called by name": lambda _F, _, x: mx.nd.Dropout(x, 0.5),
+    "recurrent": lambda _F, block, x: block.lstm(x.reshape((4, 4, 36))),
+}
+
+
+@pytest.mark.parametrize("way", ["float32", "float16"])
+@pytest.mark.parametrize("drop", DROPS)
+def test_values_dropped_at_random_do_not_count_as_errors(drop, way):
+    def errors(compute, rate):
+        mx.random.seed(1)
+        lstm = gluon.rnn.LSTM(36, num_layers=2, dropout=rate, input_size=36, layout="NTC")
+        blocks = {"lstm": lstm} if drop == "recurrent" else {}
+        dropping = AllInOne(compute, "dropping_", **blocks)
+        net = make_net(Cancelling(prefix="cancelling_"), nn.Dense(144), dropping, way=way)
+        return compare_with_fp32(net, make_batch())
+
+    found = errors(DROPS[drop], 0.5)
+    alone = errors(DROPS[drop] if drop == "recurrent" else lambda _F, _, x: x * 1, 0)
+    assert 0.01 < found.result == alone.result < 0.5
+    for one, other in zip(found.layers, alone.layers):
+        assert (one.output, one.introduced) == (other.output, other.introduced)
+
+
 @pytest.mark.parametrize("way", ["float32", "float16", "auto float16"])
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_the_layer_that_cancels_is_at_the_top_and_the_network_is_left_as_it_was(way, hybridize):

@@ -28,7 +28,7 @@ def imported(tmp_path):
     """Return a function that gives a network and its imported graph."""
 
     def pair(net=None, batch=None):
-        net, batch = net or make_net(nn.Activation("relu")), batch or make_batch()
+        net, batch = net or make_net(nn.Activation("relu"), nn.Dropout(0.5)), batch or make_batch()
         net.hybridize()
         net(batch.inputs)
         prefix = str(tmp_path / "net")

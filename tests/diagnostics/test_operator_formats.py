@@ -50,6 +50,20 @@ def test_without_a_cast_all_is_fp32():
     assert counted.calls("batch_dot") == {"float32": 2}
 
 
+def test_an_operator_with_several_results_is_counted_once():
+    class Halves(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return sum([*F.split(x, 2), *mx.nd.split(x, 2)])
+
+    net = Halves()
+    mpgluon.cast_block(net)
+    batch = Batch(mx.nd.ones((2, 4)), None, lambda result, _: result.astype("float32"))
+    counts = diagnostics.operator_formats(net, batch).counts
+    assert {name: count for (name, _), count in counts.items() if "add" not in name} == {
+        "split": 1, "SliceChannel": 1,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("hybridize", [False, True])
 @pytest.mark.parametrize(
     ("cast", "product"),

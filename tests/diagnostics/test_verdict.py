@@ -7,7 +7,7 @@ from dataclasses import replace
 from mpgluon import BFLOAT16, FLOAT16, amp
 from mpgluon_tools.diagnostics.compare import Suggestion, suggest_keep_fp32
 from mpgluon_tools.diagnostics.ranges import range_report
-from mpgluon_tools.diagnostics.reference import input_error
+from mpgluon_tools.diagnostics.reference import input_errors
 from mpgluon_tools.diagnostics.scales import loss_scales
 from mpgluon_tools.report.verdict import HEADROOM, judge, path_of
 
@@ -172,7 +172,7 @@ def test_an_error_that_remains_is_not_safe():
 def test_an_error_that_rounding_the_inputs_explains_does_not_count_against_the_format(
     times, answer
 ):
-    alone = input_error(make_net(), make_batch(), "float16")
+    _, alone = input_errors(make_net(), make_batch(), "float16")
     assert 0 < alone < 0.01
     verdict = judged(times * alone, alone, "it remains")
     assert verdict.answer == answer
@@ -181,11 +181,22 @@ def test_an_error_that_rounding_the_inputs_explains_does_not_count_against_the_f
     assert bool(verdict.lines) == (answer == "safe")
 
 
+@pytest.mark.parametrize(("noise", "answer"), [(0.1, "unknown"), (0, "safe")])
+def test_random_numbers_of_a_network_do_not_excuse_a_large_error(noise, answer):
+    class Noisy(nn.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x + noise * F.random.normal_like(x)
+
+    verdict = verdict_on(make_net(Noisy()), make_batch())
+    assert verdict.answer == answer
+    assert ("draws random numbers" in verdict.sentence) == (answer == "unknown")
+
+
 def test_rounding_inputs_that_are_16_bit_numbers_already_changes_nothing():
     net, batch = make_net(), make_batch()
     exact = Batch(mx.nd.round(batch.inputs * 4) / 4, batch.labels, batch.loss_fn)
-    assert input_error(net, exact, "float16") == 0
-    assert input_error(net, exact, "bfloat16") == 0
+    assert input_errors(net, exact, "float16") == (0, 0)
+    assert input_errors(net, exact, "bfloat16") == (0, 0)
 
 
 def test_bfloat16_needs_no_loss_scale_and_its_lines_have_none():

@@ -28,11 +28,13 @@ def run(
     resume: Resume,
     dataset: Optional[Dataset] = None,
     advice: str = "more --epochs, or --loss-scale measured",
+    weights_option: str = "--pretrained",
 ) -> int:
     """Train, let rank 0 print the result, and return the exit status.
 
     `recipes.training.train` describes the arguments; ``advice`` is for a run whose steps were all
-    skipped. The status is 2 after bad input, and 128 and a signal's number after that signal.
+    skipped, and ``weights_option`` is the command's name of ``config.pretrained``. The status is 2
+    after bad input, and 128 and a signal's number after that signal.
     """
     several = processes.world_size > 1
     logging.basicConfig(
@@ -54,6 +56,7 @@ def run(
         results = train(config, resume=resume, progress=True, processes=processes, dataset=dataset)
     except (ValueError, OSError, mpgluon.MpgluonError) as error:
         message = in_options(str(error), TrainingConfig, config.as_dict())
+        message = message.replace("--pretrained", weights_option)
         print(f"{who}error: {message}", file=sys.stderr)
         processes.end_all(2)
         return 2

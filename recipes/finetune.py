@@ -99,7 +99,14 @@ def finetune(
     pretrained = weights or str(download_weights(cache_folder() / "efficientnet_lite0.pth"))
     config = replace(config, pretrained=pretrained, batch_size=batch_size, epochs=epochs or usual)
     with OneProcess() as processes:
-        status = run(config, processes, resume="auto", dataset=dataset, advice="more --epochs")
+        status = run(
+            config,
+            processes,
+            resume="auto",
+            dataset=dataset,
+            advice="more --epochs",
+            weights_option="--weights",
+        )
     predict = f"mpgluon predict {shlex.quote(output_dir)} PHOTO"
     if status == 0:
         there = (Path(output_dir) / "mistakes.jpg").exists()

@@ -258,11 +258,11 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 
 LINES = {
     "mpgluon": 19_233,
-    "mpgluon_tools": 18_848,
-    "recipes": 5_505,
+    "mpgluon_tools": 18_853,
+    "recipes": 5_515,
     "study": 18_655,
     "scripts": 454,
-    "tests": 56_168,
+    "tests": 56_174,
 }
 LINES_LOADED = {"mpgluon": 8_084, "mpgluon.amp": 12_286}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -88,5 +88,10 @@ def agreement(reference: Predict, other: Predict, batches: Iterable[Batch]) -> A
 
 def _logits(predict: Predict, images: mx.nd.NDArray) -> npt.NDArray[np.float64]:
     logits = predict(images)
+    if isinstance(logits, (list, tuple)):
+        raise ValueError(
+            f"both networks have to return logits of the same shape (N, K), received {len(logits)} "
+            "results of one; compare those that are logits: agreement(lambda x: net(x)[0], …)"
+        )
     values = logits.asnumpy() if isinstance(logits, mx.nd.NDArray) else np.asarray(logits)
     return values.astype(np.float64)

@@ -398,6 +398,8 @@ def test_results_that_are_not_logits_of_one_shape_are_refused():
             agreement(
                 lambda _, a=first: np.ones(a), lambda _, b=second: np.ones(b), [mx.nd.ones(4)]
             )
+    with pytest.raises(ValueError, match=r"\(N, K\), received 2 results of one"):
+        agreement(lambda _: [mx.nd.ones((4, 3)), mx.nd.ones(4)], np.ones, [mx.nd.ones(4)])
 
 
 def test_equal_logits_of_zero_have_no_error():

@@ -163,6 +163,10 @@ def test_weights_or_a_format_that_do_not_exist_are_named(photographs, tmp_path, 
     line = ["finetune", str(photographs), f"--output-dir={tmp_path / 'run'}"]
     assert commands.main([*line, "--weights=nowhere.pth"]) == 2
     assert capsys.readouterr().err == "error: --weights: there is no file nowhere.pth\n"
+    damaged = tmp_path / "damaged.pth"
+    damaged.write_bytes(b"weights")
+    assert commands.main([*line, f"--weights={damaged}"]) == 2
+    assert f"error: --weights: {damaged}" in capsys.readouterr().err
     assert commands.main([*line, "--dtype=float12"]) == 2
     assert "'float12', which names no policy" in capsys.readouterr().err
 

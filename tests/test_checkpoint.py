@@ -1022,19 +1022,19 @@ def test_weights_that_were_set_since_the_latest_step_are_what_a_file_holds(way, 
 
 @mx.optimizer.register
 class KeepsMuch(mx.optimizer.Optimizer):
-    """Its state has a dictionary, a tuple and numbers, and it has counts of its own."""
+    """Its state has a dictionary, a tuple and numbers, and its first update makes a count."""
 
     def __init__(self, decay=0.9, **options):
         super().__init__(**options)
         self.decay = decay
-        self.largest, self.updates = None, 0
+        self.largest = None
 
     def create_state(self, index, weight):
         return {"master": mx.nd.zeros_like(weight), "steps": [0, (1.0, None)]}
 
     def update(self, index, weight, grad, state):
         self._update_count(index)
-        self.updates += 1
+        self.updates = getattr(self, "updates", 0) + 1
         self.largest = max(self.largest or 0.0, float(grad.abs().max().asscalar()))
         state["steps"] = [state["steps"][0] + 1, (state["steps"][1][0] * 0.5, None)]
         momentum = state["master"]
@@ -1065,11 +1065,14 @@ def nested_schedule():
 
 
 @pytest.mark.parametrize("way", ["float32", "float16"])
+@pytest.mark.parametrize("steps_before", [0, SAVED_AFTER + 1])  # so its state is not the file's
 @pytest.mark.parametrize(
     ("optimizer", "schedule"),
     [("lars", factor_schedule), ("keepsmuch", lambda: None), ("sgd", nested_schedule)],
 )
-def test_what_an_optimizer_and_a_schedule_keep_goes_on(optimizer, schedule, way, tmp_path):
+def test_what_an_optimizer_and_a_schedule_keep_goes_on(
+    optimizer, schedule, steps_before, way, tmp_path
+):
     # MXNet's LARS multiplies momenta by the rate over the one of the step before.
     def make():
         momentum = {} if optimizer == "keepsmuch" else {"momentum": 0.5}
@@ -1088,9 +1091,25 @@ def test_what_an_optimizer_and_a_schedule_keep_goes_on(optimizer, schedule, way,
 
     train(whole, SAVED_AFTER)
     path = whole.save(tmp_path / "c.npz")
-    train(resumed, SAVED_AFTER + 1)  # so its state is not the file's
+    train(resumed, steps_before)
     resumed.load(path)
     assert_goes_on_alike(whole, resumed, train)
+
+
+def test_a_number_that_was_not_known_is_unknown_again_and_one_that_the_file_lacks_is_named(
+    tmp_path, caplog
+):
+    schedule = nested_schedule()
+    schedule.best = schedule.first.best = None
+    options = {"learning_rate": 0.1, "lr_scheduler": schedule}
+    training = Training("float32", ("keepsmuch", options))
+    path = training.save(tmp_path / "c.npz")
+    training.train(1)
+    schedule.best = schedule.first.best = schedule.others[0].later = 0.5
+    training.load(path)
+    assert training.trainer._optimizer.largest is schedule.best is schedule.first.best is None
+    assert "no number for updates of this KeepsMuch" in caplog.text
+    assert "no number for others.0.later of this WarmUp" in caplog.text
 
 
 def test_a_state_that_a_file_cannot_hold_is_refused(tmp_path):

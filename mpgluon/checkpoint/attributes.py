@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any, Optional
 
@@ -17,6 +17,7 @@ import numpy as np
 from mxnet.lr_scheduler import LRScheduler
 
 __all__ = [
+    "numbers_to_set",
     "optimizer_numbers",
     "schedule_lists",
     "schedule_numbers",
@@ -43,6 +44,22 @@ def optimizer_numbers(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
         for name, value in _own_attributes(optimizer).items()
         if value is None or isinstance(value, NUMBERS)
     }
+
+
+def numbers_to_set(
+    optimizer: mx.optimizer.Optimizer, of_file: Optional[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the numbers of a file's :func:`optimizer_numbers` that an optimizer has or may get.
+
+    It gets those that its first update makes. A number that it has and the file lacks stays, with
+    a warning; a file without any is from an earlier version.
+    """
+    own = optimizer_numbers(optimizer)
+    if of_file is None:
+        return {}
+    _warn_of_missing(optimizer, own.keys() - of_file.keys())
+    may_have = {name for name in of_file if name in own or not hasattr(optimizer, name)}
+    return {name: value for name, value in of_file.items() if name in may_have}
 
 
 def state_numbers(states: Mapping[int, Any], names: Mapping[int, str]) -> dict[str, Any]:
@@ -79,12 +96,15 @@ def _own_attributes(optimizer: mx.optimizer.Optimizer) -> dict[str, Any]:
 
 
 def schedule_numbers(schedule: Optional[LRScheduler]) -> dict[str, Any]:
-    """Return the settings and counts of a schedule, and of those within it, that are numbers."""
+    """Return the settings and counts of a schedule, and of those within it, that are numbers.
+
+    ``None`` for one not yet known.
+    """
     return {
-        f"{place}{name}": np.asarray(value).item()
+        f"{place}{name}": None if value is None else np.asarray(value).item()
         for place, one in _schedules_in(schedule)
         for name, value in vars(one).items()
-        if isinstance(value, NUMBERS)
+        if value is None or isinstance(value, NUMBERS)
     }
 
 
@@ -99,7 +119,13 @@ def schedule_lists(schedule: Optional[LRScheduler]) -> dict[str, list[Any]]:
 
 
 def set_schedule(schedule: LRScheduler, saved: Mapping[str, Any]) -> None:
-    """Put numbers and lists of a file into a schedule, and into those within it."""
+    """Put numbers and lists of a file into a schedule, and into those within it.
+
+    A number that one has and the file lacks stays, with a warning.
+    """
+    numbers = {**schedule_numbers(schedule), **schedule_lists(schedule)}
+    known = {name for name, value in numbers.items() if value is not None}
+    _warn_of_missing(schedule, known - saved.keys())
     for place, one in _schedules_in(schedule):
         for key, value in saved.items():
             name = key.removeprefix(place)
@@ -116,6 +142,16 @@ def tell_what_is_not_kept(optimizer: mx.optimizer.Optimizer) -> None:
         names = [f"{place}{name}" for name, value in attributes.items() if _is_lost(value)]
         if names:
             _warn(type(owner).__name__, ", ".join(names))
+
+
+def _warn_of_missing(owner: Any, names: Collection[str]) -> None:
+    if names:
+        _logger.warning(
+            "the file has no number for %s of this %s, which keeps its own; if updates have made "
+            "it, load the file into a Trainer that has made no step",
+            ", ".join(sorted(names)),
+            type(owner).__name__,
+        )
 
 
 @cache

@@ -14,6 +14,7 @@ from mpgluon.base.archive import Arrays
 from mpgluon.base.blocks import arrays_of, is_mxnets_own
 from mpgluon.base.devices import to_numpy
 from mpgluon.checkpoint.attributes import (
+    numbers_to_set,
     optimizer_numbers,
     schedule_lists,
     schedule_numbers,
@@ -74,7 +75,7 @@ OPTIMIZER_FIELDS: dict[str, Kind] = {
     "m_schedule": Maybe(is_finite),  # Nadam's running product
     "learning_rate": Maybe(is_finite),  # none where only the schedule has one
     "optimizer_numbers": Maybe({str: Maybe(is_number)}),
-    "lr_scheduler": {str: is_number},
+    "lr_scheduler": {str: Maybe(is_number)},
     "lr_scheduler_lists": Maybe({str: is_numbers}),
     "lr_scheduler_kind": Maybe(is_text),
     "states": is_texts,
@@ -240,9 +241,7 @@ def _optimizer_attributes(run: Run, fields: Mapping[str, Any]) -> dict[str, Any]
         attributes["lr"] = fields["learning_rate"]
     if fields["m_schedule"] is not None:
         attributes["m_schedule"] = fields["m_schedule"]
-    of_file = fields["optimizer_numbers"] or {}
-    names = optimizer_numbers(optimizer).keys() & of_file.keys()
-    return {**attributes, **{name: of_file[name] for name in names}}
+    return {**attributes, **numbers_to_set(optimizer, fields["optimizer_numbers"])}
 
 
 def _has_schedule(fields: Mapping[str, Any]) -> bool:

@@ -28,6 +28,7 @@ from mpgluon.distributed.buckets import Bucket, Gradient, make_buckets
 from mpgluon.distributed.processes import Processes
 from mpgluon.distributed.state import begin, numbers_of_step, refuse_different_numbers
 from mpgluon.errors import DistributedError
+from mpgluon.trainer.gradient_flags import Weights, empty_stale, flags_up, stale_weights
 from mpgluon.trainer.step import TrainerState
 from mpgluon.updates import gluon_trainer
 
@@ -85,17 +86,17 @@ class MpiKVStore(KVStoreBase):
         gluon_trainer.put_before_reduction(trainer, lambda reduce: partial(step.reduce, reduce))
         gluon_trainer.put_around_updates(trainer, lambda update: partial(step.update, update))
 
-    def _sum_together(self, reduce: Callable[[], None], numbers: Optional[dict[str, Any]]) -> bool:
-        """Sum the gradients of a Trainer in a few messages; return whether there are any.
+    def _sum_together(self, reduce: Callable[[], None], call_roll: Callable[[str], bool]) -> None:
+        """Sum the gradients of a Trainer in a few messages.
 
-        Unless they are None, ``numbers`` are compared with the other processes' first.
+        ``call_roll`` calls the processes together for it, if there are any gradients, and returns
+        whether it has changed some.
         """
         self._collected = {}
         try:
             reduce()
             if self._collected:
-                self._exchange(self._collected, numbers)
-            return bool(self._collected)
+                self._exchange(self._collected, call_roll)
         finally:
             self._collected = None
 
@@ -117,10 +118,14 @@ class MpiKVStore(KVStoreBase):
         if self._collected is not None:
             self._collected[key] = gradients
         else:
-            self._exchange({key: gradients}, None)
+            self._exchange({key: gradients}, self._call_roll)
+
+    def _call_roll(self, purpose: str) -> bool:
+        self._processes.gather(None, purpose)
+        return False
 
     def _exchange(
-        self, gradients: dict[int, Sequence[NDArray]], numbers: Optional[dict[str, Any]]
+        self, gradients: dict[int, Sequence[NDArray]], call_roll: Callable[[str], bool]
     ) -> None:
         plan = tuple(Gradient.of(key, arrays[0]) for key, arrays in gradients.items())
         if plan not in self._plans:
@@ -129,10 +134,9 @@ class MpiKVStore(KVStoreBase):
         for bucket in buckets:
             bucket.pack(gradients)
         purpose = _in_words(plan)
-        if numbers is None:
-            self._processes.gather(None, purpose)
-        else:
-            refuse_different_numbers(self._processes, numbers, f"{purpose}, in a step")
+        if call_roll(purpose):
+            for bucket in buckets:
+                bucket.pack(gradients)
         for bucket in buckets:
             bucket.wait()
             self._processes.sum_in_place(bucket.values, purpose)
@@ -181,12 +185,14 @@ class _Step:
     """The collective calls in each step of an attached Trainer.
 
     The step's numbers are compared where gradients are exchanged, or, where that was done before
-    the step, for clipping, before the update.
+    the step, for clipping, before the update. A gradient that is new on some processes only counts
+    as new on all, which then judge and update the same weights.
     """
 
     def __init__(self, store: MpiKVStore, processes: Processes, trainer: gluon.Trainer) -> None:
         self._store, self._processes, self._trainer = store, processes, trainer
         self._is_open = False  # whether numbers were set that are not compared yet
+        self._idle: Weights = {}  # whose gradient is new, but on other processes or devices only
 
     def begin(self) -> None:
         """Record that the Trainer sets the numbers of a step."""
@@ -194,19 +200,47 @@ class _Step:
 
     def reduce(self, reduce: Callable[[], None]) -> None:
         """Sum gradients."""
-        numbers = numbers_of_step(self._trainer) if self._is_open else None
-        if self._store._sum_together(reduce, numbers):
-            self._is_open = False
+        self._store._sum_together(reduce, self._call_roll)
+        if self._state is not None:
+            self._state.gradients.change(idle={**self._state.gradients.now.idle, **self._idle})
 
-    def update(self, update: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    @property
+    def _state(self) -> Optional[TrainerState]:
+        state = gluon_trainer.loss_scaler_of(self._trainer)
+        return state if isinstance(state, TrainerState) else None
+
+    def _call_roll(self, purpose: str) -> bool:
+        """Compare numbers, and empty gradients that are new on other processes or devices only.
+
+        Returns whether there are such gradients.
+        """
+        state = self._state
+        stale = stale_weights(self._trainer) if state is None else state.gradients.stale()
+        devices = len(gluon_trainer.devices_of(self._trainer))
+        are_new = bytes(len(weights) < devices for weights in stale.values())
+        if self._is_open:
+            numbers, purpose = numbers_of_step(self._trainer), f"{purpose}, in a step"
+            of_all = refuse_different_numbers(self._processes, numbers, purpose, are_new)
+            self._is_open = False
+        else:
+            of_all = self._processes.gather(are_new, purpose)
+        somewhere = map(any, zip(*of_all))
+        idle = {index: stale[index] for index, is_new in zip(stale, somewhere) if is_new}
+        empty_stale(self._trainer, idle)
+        self._idle = {key: weight for weights in idle.values() for key, weight in weights.items()}
+        return bool(self._idle)
+
+    def update(self, update: Callable[[bool], None], ignore_stale_grad: bool = False) -> None:
         """Update weights; after a skip, collect the flags of all processes."""
         if self._is_open:
             numbers = numbers_of_step(self._trainer)
             refuse_different_numbers(self._processes, numbers, "the numbers of a step")
             self._is_open = False
-        update(*arguments, **options)
-        state = gluon_trainer.loss_scaler_of(self._trainer)
-        if not isinstance(state, TrainerState) or not state.step_was_skipped:
+        state, idle, self._idle = self._state, self._idle, {}
+        if ignore_stale_grad and state is None:
+            flags_up(idle)
+        update(ignore_stale_grad)
+        if state is None or not state.step_was_skipped:
             return
         flags = of_processes(self._processes.gather(state.flags, "the flags of a skipped step"))
         # Gradients with a finite sum were finite themselves.

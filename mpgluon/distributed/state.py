@@ -147,11 +147,17 @@ def numbers_of_step(trainer: gluon.Trainer) -> dict[str, Any]:
     return numbers
 
 
-def refuse_different_numbers(processes: Processes, numbers: dict[str, Any], purpose: str) -> None:
-    """Raise DistributedError unless all processes have the same numbers; a roll call if they do."""
+def refuse_different_numbers(
+    processes: Processes, numbers: dict[str, Any], purpose: str, also: Any = None
+) -> list[Any]:
+    """Raise DistributedError unless all processes have the same numbers; a roll call if they do.
+
+    Returns ``also`` of all processes, by rank, which travels with it.
+    """
     checksum = zlib.crc32(repr(numbers).encode())
-    if len(set(processes.gather(checksum, purpose))) == 1:
-        return
+    checksums, of_all = zip(*processes.gather((checksum, also), purpose))
+    if len(set(checksums)) == 1:
+        return list(of_all)
     rows = processes.gather(numbers, "the numbers of a step that differ")
     differences = []
     for name in dict.fromkeys(name for row in rows for name in row):

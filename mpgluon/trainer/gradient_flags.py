@@ -10,11 +10,12 @@ threads do not see each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock, get_ident
-from typing import ClassVar, Optional
+from typing import Callable, ClassVar, Optional
 from weakref import WeakSet
 
+from mpgluon.base.blocks import empty
 from mpgluon.errors import TrainerStateError
 from mpgluon.trainer.statistics import KeptStatistics
 from mpgluon.updates import gluon_trainer
@@ -26,8 +27,10 @@ __all__ = [
     "BackwardWatch",
     "GradientFlags",
     "Weights",
+    "empty_stale",
     "flags_down",
     "flags_up",
+    "stale_weights",
     "with_flag",
     "without",
 ]
@@ -58,6 +61,36 @@ def flags_up(weights: Weights) -> None:
     """Mark the weights' gradients as new."""
     for weight in weights.values():
         weight._fresh_grad = True
+
+
+def without_flag(weights: Iterable[NDArray]) -> Weights:
+    """Return the weights whose gradient was not written since the latest step."""
+    return {id(weight): weight for weight in weights if not weight._fresh_grad}
+
+
+def stale_weights(
+    trainer: gluon.Trainer, stale: Callable[[Iterable[NDArray]], Weights] = without_flag
+) -> dict[int, Weights]:
+    """Return each trained parameter's weights, by device, whose gradient no loss has written.
+
+    By the parameter's index; without rows, which Gluon does not hand out.
+    """
+    return {
+        index: stale(parameter.list_data())
+        for index, parameter in enumerate(gluon_trainer.parameters_of(trainer))
+        if parameter.grad_req != "null"
+        and parameter._grad is not None
+        and parameter._stype == "default"
+    }
+
+
+def empty_stale(trainer: gluon.Trainer, stale: Mapping[int, Weights]) -> None:
+    """Empty the gradients of these weights: they would be added again."""
+    parameters = gluon_trainer.parameters_of(trainer)
+    for index, weights in stale.items():
+        for weight, gradient in zip(parameters[index].list_data(), parameters[index].list_grad()):
+            if id(weight) in weights:
+                empty(gradient)
 
 
 class GradientFlags:
@@ -118,8 +151,7 @@ class GradientFlags:
 
         ``written`` are those whose flags are down although one has.
         """
-        stale = {id(weight): weight for weight in weights if not weight._fresh_grad}
-        return without(stale, {**written, **self.foreign, **self._lowered})
+        return without(without_flag(weights), {**written, **self.foreign, **self._lowered})
 
     def fresh_weights_of_another(self) -> Weights:
         """Return :meth:`fresh_weights` for a Trainer whose loss is not the one being scaled.

@@ -12,13 +12,20 @@ from functools import partial
 from threading import Lock
 from typing import Any, Callable, Optional
 
-from mpgluon.base.blocks import empty
 from mpgluon.cast.fp32 import fp32_value
 from mpgluon.errors import TrainerStateError
 from mpgluon.kernels.dtypes import cast, dtype_name
 from mpgluon.kernels.reductions import global_norm
 from mpgluon.trainer.device_sums import reduce_in_fp32
-from mpgluon.trainer.gradient_flags import GradientFlags, Weights, flags_down, with_flag, without
+from mpgluon.trainer.gradient_flags import (
+    GradientFlags,
+    Weights,
+    empty_stale,
+    flags_down,
+    stale_weights,
+    with_flag,
+    without,
+)
 from mpgluon.updates import gluon_trainer
 
 from mxnet import autograd, gluon
@@ -119,7 +126,8 @@ class GradientState:
         if self.scale not in (None, scale):
             return (
                 f"the loss scale changed from {self.scale:g} to {scale:g} while "
-                "gradients were being accumulated; call trainer.step before changing it"
+                "gradients were being accumulated; call trainer.step before it changes, and give a "
+                "Trainer that accumulates while another one steps a loss scale of its own"
             )
         if self.broken:
             return (
@@ -357,27 +365,25 @@ class Gradients:
         self.complete()
         if not self.now.reduced_ahead:
             idle = self.empty_stale() if gluon_trainer.reduces_gradients(self._trainer) else {}
+            self.change(idle=idle)
             reduce_in_fp32(self._trainer, reduce)
-            self.change(reduced=True, idle=idle)
+            self.change(reduced=True)
+
+    def stale(self) -> dict[int, Weights]:
+        """Return, by a parameter's index, the weights whose gradient no loss has written."""
+        stale = partial(self.flags.stale, written=self.now.written)
+        return stale_weights(self._trainer, stale)
 
     def empty_stale(self) -> Weights:
         """Empty gradients that were not written since the latest step: they would be added again.
 
         Returns the weights among theirs that have a new gradient on another device.
         """
-        idle: Weights = {}
-        for parameter in gluon_trainer.parameters_of(self._trainer):
-            if parameter.grad_req == "null" or parameter._grad is None:
-                continue
-            if parameter._stype != "default":  # rows, which Gluon does not hand out
-                continue
-            stale = self.flags.stale(parameter.list_data(), self.now.written)
-            for weight, gradient in zip(parameter.list_data(), parameter.list_grad()):
-                if id(weight) in stale:
-                    empty(gradient)
-            if len(stale) < len(parameter.list_data()):
-                idle.update(stale)
-        return idle
+        stale = self.stale()
+        empty_stale(self._trainer, stale)
+        devices = len(gluon_trainer.devices_of(self._trainer))
+        partly = [weights for weights in stale.values() if len(weights) < devices]
+        return {key: weight for weights in partly for key, weight in weights.items()}
 
     def update(
         self,

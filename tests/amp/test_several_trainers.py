@@ -433,6 +433,18 @@ def test_a_trainer_that_steps_more_often_shrinks_a_shared_scale_before_its_next_
     assert scales == [8, 8, 8, 8]
 
 
+def test_a_trainer_that_accumulates_while_another_one_changes_their_scale_needs_its_own():
+    shared = dynamic(8)
+    pair, trainers = two_weights(lambda: shared)
+    pair[0].grad_req = "add"
+    give_gradient(pair[0], trainers[0], 1.0)
+    for _ in range(2):  # the second loss finds a larger scale
+        give_gradient(pair[1], trainers[1], 1.0)
+        trainers[1].step(1)
+    with pytest.raises(TrainerStateError, match=r"from 8 to 16 .* steps a loss scale of its own"):
+        give_gradient(pair[0], trainers[0], 1.0)
+
+
 def test_a_copy_of_a_loss_scale_in_use_has_its_state_and_none_of_its_trainers():
     shared = dynamic(8)
     separate(shared)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 from mpgluon import amp, cast_block
 from mpgluon.base.blocks import interface, set_value
@@ -82,6 +84,41 @@ def one_step(
     yield trainer
 
 
+def with_a_layer_on_rank_0(
+    processes: MpiProcesses, *, scale: float = 0, attached_first: bool = True, largest: float = 1.0
+) -> np.ndarray:
+    """Return two weights after each step; all ranks use the second one, then rank 0 alone.
+
+    Rank 0's gradient for it is then multiplied by ``largest``.
+    """
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(1, in_units=1, use_bias=False) for _ in range(2)))
+    net.initialize(mx.init.One())
+    store, options = MpiKVStore(processes), {"learning_rate": 1 / 64}
+    trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store)
+    if attached_first:
+        store.attach(trainer)
+    if scale:
+        amp.init_trainer(trainer, scale)
+    if not attached_first:
+        store.attach(trainer)
+    weights = []
+    for ranks in ([*range(processes.world_size)], [0], [0]):
+        with autograd.record():
+            hidden = net[0](mx.nd.ones((1, 1)))
+            loss = net[1](hidden) if processes.rank in ranks else hidden
+            with amp.scale_loss(loss, trainer) if scale else nullcontext(loss) as scaled:
+                scaled.backward()
+        if ranks == [0] and processes.is_first:
+            net[1].weight.grad()[:] *= largest
+        if scale:
+            amp.clip_global_norm(trainer, 100, batch_size=processes.world_size)
+        trainer.step(processes.world_size, ignore_stale_grad=True)
+        weights.append([layer.weight.data().asnumpy().item() for layer in net])
+    check_agreement(processes, net)
+    return np.array(weights)
+
+
 DIFFERENT = {
     "rescale_grad": lambda trainer, rank: trainer.step(1 + rank),
     "lr": lambda trainer, rank: trainer.set_learning_rate(rank / 2),
@@ -158,6 +195,11 @@ def main(folder: str) -> None:
             flags = str(amp.step_flags(trainer))
             assert set(processes.gather(flags, "flags")) == {flags}
             results[f"flags/{name}"] = np.array(flags)
+        one = with_a_layer_on_rank_0
+        results["layer-on-one-rank"] = one(processes)
+        results["layer-on-one-rank/scaled"] = one(processes, scale=8)
+        results["layer-on-one-rank/attached later"] = one(processes, scale=8, attached_first=False)
+        results["layer-on-one-rank/overflow"] = one(processes, scale=8, largest=math.inf)
         sign = {"both": [1, 1, -1, -1], "every other": [1, -1, 1, -1], "outer": [1, -1, -1, 1]}
         large = [6e4 * sign[kind][rank % 4] for kind in sign]
         if size == 4:

@@ -122,6 +122,21 @@ def test_a_step_with_other_numbers_on_one_rank_is_refused_on_all_with_the_number
 
 
 @pytest.mark.usefixtures("native_operators")  # which raise flags
+@pytest.mark.parametrize("how", ["", "/scaled", "/attached later", "/overflow"])
+def test_a_gradient_that_is_new_on_one_rank_updates_all_and_an_old_one_is_not_sent_again(
+    scenarios, how
+):
+    world_size, results = scenarios
+    weights, expected = np.ones(2), []
+    for share in (1.0, 1 / world_size, 1 / world_size):
+        if share == 1 or how != "/overflow":  # which is skipped
+            first, second = weights
+            weights = weights - [(share * second + 1 - share) / 64, share * first / 64]
+        expected.append(weights)
+    found = results[f"layer-on-one-rank{how}"]
+    assert np.allclose(found, expected, rtol=1e-6, atol=0)
+
+
 def test_an_overflow_is_named_on_all_ranks_with_its_layer_and_rank_or_as_that_of_the_sum(scenarios):
     ranks, results = scenarios
     flags = part_of(results, "flags")

@@ -62,8 +62,6 @@ class Experiment:
         How many categories of photographs it needs; caltech101-mini has 10.
     needs_quiet : bool
         Whether it measures times: it runs alone, after the others.
-    planned : bool
-        Whether the pages are written without its record.
     block : str, optional
         The experiments that it is compared with, the group by default: all records of a block come
         from one kind of processor.
@@ -75,7 +73,6 @@ class Experiment:
     needs_photographs: bool = False
     categories: int = 10
     needs_quiet: bool = False
-    planned: bool = False
     block: str = ""
 
     def __post_init__(self) -> None:

@@ -19,9 +19,10 @@ from mpgluon_tools.plots import FORMAT_LOOKS
 
 from recipes.training import TrainingConfig
 from study.experiments import caltech101, figures, step_times
-from study.experiments.cells import plus_minus
+from study.experiments.cells import mean_and_interval, plus_minus
 from study.experiments.experiment import Experiment, Group, Outcome, Place, Records
 from study.experiments.photographs import whole_tree
+from study.experiments.statistics import compare
 from study.experiments.training_runs import PER_CLASS, train_or_find
 
 __all__ = ["FLOAT16", "FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS", "weights_of"]
@@ -107,21 +108,30 @@ class _ImageNetWeights(caltech101.ProtocolRows):
 
     group, seeds, formats = _GROUP, SEEDS, FORMATS
 
-    def short_table(self) -> list[list[str]]:
-        """Return the cells of README's table: accuracies in points, times relative to FP32."""
+    def short_table(self, more: Mapping[str, Mapping[int, float]]) -> list[list[str]]:
+        """Return the cells of README's table: accuracies in points, times relative to FP32.
+
+        Parameters
+        ----------
+        more : mapping of str to mapping of int to float
+            Accuracies of further seeds, by row and seed.
+        """
+        points = {row: {**self.points(row, PER_CLASS), **more.get(row, {})} for row in FORMATS}
         rows = []
-        for row in FORMATS:
-            found = list(self.points(row, PER_CLASS).values())
+        for row, found in points.items():
             if found:
+                base = points[self.base] if row != self.base else {}
+                pairs = [found[seed] - base[seed] for seed in found if seed in base]
                 rows.append([
                     _NAMES[row],
-                    plus_minus(found, 1),
-                    self.difference(row),
+                    str(len(found)),
+                    plus_minus(list(found.values()), 1),
+                    mean_and_interval(compare(pairs)) if len(pairs) > 1 else "-",
                     *(self._measured(f"{row}/{name}", form) for name, form in _COSTS),
                 ])  # fmt: skip
         if "prepared/relative" in self.times:  # the same bits, so the same accuracy
             costs = [self._measured(f"prepared/{name}", form) for name, form in _COSTS]
-            rows.insert(1, ["prepared FP32", "the same bits", "-", *costs])
+            rows.insert(1, ["prepared FP32", "-", "the same bits", "-", *costs])
         return rows
 
     @property

@@ -173,7 +173,7 @@ def _views(groups: Sequence[Group], folder: Path) -> SimpleNamespace:
     everything = [one for group in groups for one in group.experiments]
     records = current_records(folder, everything)
     refuse_mixtures(everything, records, folder)
-    names = [one.name for one in everything if not one.planned]
+    names = [one.name for one in everything]
     missing = _shortest([name for name in names if name not in records], names)
     if missing:
         raise DataError(

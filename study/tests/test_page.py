@@ -51,8 +51,7 @@ def test_each_group_has_a_finding_with_a_picture_and_a_link_to_the_details():
     findings = (docs / "results.md").read_text().split("\n## ")[1:]
     titles = re.findall("^##+ (.*)", (docs / "results-details.md").read_text(), re.MULTILINE)
     anchors = {re.sub("[^a-z0-9 -]", "", one.lower()).replace(" ", "-") for one in titles}
-    found = [group for group in GROUPS if not all(one.planned for one in group.experiments)]
-    assert len(findings) == len(found)
+    assert len(findings) == len(GROUPS)
     for section in findings:
         assert section.count("**") == 2, section
         pictures = re.findall(r"!\[[^]]*\]\((results/[^)]+\.png)\)", section)

@@ -19,17 +19,25 @@ from mpgluon_tools.plots import FORMAT_LOOKS
 
 from recipes.training import TrainingConfig
 from study.experiments import caltech101, figures, step_times
-from study.experiments.cells import mean_and_interval, plus_minus
+from study.experiments.cells import one_or_range, plus_minus
 from study.experiments.experiment import Experiment, Group, Outcome, Place, Records
 from study.experiments.photographs import whole_tree
-from study.experiments.statistics import compare
 from study.experiments.training_runs import PER_CLASS, train_or_find
 
-__all__ = ["FLOAT16", "FORMATS", "GROUP", "RECIPE", "SEEDS", "WEIGHTS", "weights_of"]
+__all__ = [
+    "FLOAT16",
+    "FORMATS",
+    "GROUP",
+    "RECIPE",
+    "SEEDS",
+    "WEIGHTS",
+    "ImageNetWeights",
+    "weights_of",
+]
 
 _GROUP = "imagenet_weights"
 FORMATS = (caltech101.BASE, "float16", "bfloat16", "mixed_float8")
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS: tuple[int, ...] = (0, 1, 2, 3, 4)
 WEIGHTS = "efficientnet_lite0.pth"
 _SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 RECIPE = TrainingConfig(
@@ -96,42 +104,35 @@ def _run(config: TrainingConfig, place: Place) -> Outcome:
 
 def _experiment(row: str, config: TrainingConfig) -> Experiment:
     more = {field: getattr(config, field) for field in ("test_image_size", "head_rate")}
-    return caltech101.experiment(_ImageNetWeights.name(row, config.seed), config, _run, **more)
+    return caltech101.experiment(ImageNetWeights.name(row, config.seed), config, _run, **more)
 
 
 _COSTS = (("relative", ".2f"), ("peak_memory_mib", ".0f"))  # of a step, in README's table
 
 
 @dataclass(frozen=True)
-class _ImageNetWeights(caltech101.ProtocolRows):
+class ImageNetWeights(caltech101.ProtocolRows):
     """The runs that exist, and results computed from them."""
 
     group, seeds, formats = _GROUP, SEEDS, FORMATS
 
-    def short_table(self, more: Mapping[str, Mapping[int, float]]) -> list[list[str]]:
-        """Return the cells of README's table: accuracies in points, times relative to FP32.
-
-        Parameters
-        ----------
-        more : mapping of str to mapping of int to float
-            Accuracies of further seeds, by row and seed.
-        """
-        points = {row: {**self.points(row, PER_CLASS), **more.get(row, {})} for row in FORMATS}
+    def short_table(self) -> list[list[str]]:
+        """Return the cells of README's table: accuracies in points, times relative to FP32."""
         rows = []
-        for row, found in points.items():
-            if found:
-                base = points[self.base] if row != self.base else {}
-                pairs = [found[seed] - base[seed] for seed in found if seed in base]
+        for row in FORMATS:
+            runs = [one.figures for one in self.outcomes(row).values()]
+            if runs:
                 rows.append([
                     _NAMES[row],
-                    str(len(found)),
-                    plus_minus(list(found.values()), 1),
-                    mean_and_interval(compare(pairs)) if len(pairs) > 1 else "-",
+                    plus_minus([*self.points(row, PER_CLASS).values()], 1),
+                    str(len(runs)),
+                    self.difference(row),
+                    f"{one_or_range([one['skipped_steps'] for one in runs])} of {runs[0]['steps']}",
                     *(self._measured(f"{row}/{name}", form) for name, form in _COSTS),
                 ])  # fmt: skip
         if "prepared/relative" in self.times:  # the same bits, so the same accuracy
             costs = [self._measured(f"prepared/{name}", form) for name, form in _COSTS]
-            rows.insert(1, ["prepared FP32", "-", "the same bits", "-", *costs])
+            rows.insert(1, ["prepared FP32", "the same bits", "-", "-", "-", *costs])
         return rows
 
     @property
@@ -144,7 +145,7 @@ class _ImageNetWeights(caltech101.ProtocolRows):
 
 
 def _draw(figure: Any, records: Records) -> None:
-    view = _ImageNetWeights(records)
+    view = ImageNetWeights(records)
     rows = {row: (FORMAT_LOOKS[row], list(view.outcomes(row).values())) for row in FORMATS}
     figures.draw_learning(figure, rows)
 
@@ -165,6 +166,6 @@ GROUP = Group(
             _TIMES, _TIMES_CONFIG, partial(step_times.measure, _TIMES_CONFIG), needs_quiet=True
         ),
     ],
-    _ImageNetWeights,
+    ImageNetWeights,
     {"imagenet-weights": _draw},
 )

@@ -219,6 +219,10 @@ def _experiments(task: Task) -> list[Experiment]:
     return [experiment_of(task, row, seed) for seed in task.seeds for row in task.rows]
 
 
+class _AllSeeds(imagenet_weights.ImageNetWeights):
+    seeds = (*imagenet_weights.SEEDS, *TASKS[1].seeds)
+
+
 @dataclass(frozen=True)
 class _LostBatches:
     """The runs that exist, and results computed from them."""
@@ -245,13 +249,15 @@ class _LostBatches:
         return _test([self.minus(row, base, task) for task in tasks])
 
     @property
-    def new_seeds(self) -> dict[str, dict[int, float]]:
-        """The accuracies of EfficientNet-Lite0 in points, by format and seed."""
+    def all_seeds(self) -> imagenet_weights.ImageNetWeights:
+        """EfficientNet-Lite0 with these seeds and the earlier ones."""
         _, task = TASKS
-        return {
-            fmt: dict(zip(task.seeds, (100 * self.values(task, row, task.figure)).tolist()))
+        new = {
+            _AllSeeds.name(fmt, seed): self.records[_name(task, row, seed)]
             for fmt, row in (("float32", BASE), ("float16", DYNAMIC))
+            for seed in task.seeds
         }
+        return _AllSeeds({**self.records, **new})
 
     def spread(self, row: str) -> float:
         """Return the standard deviation of a row's differences from FP32, in a task."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from study.experiments.statistics import PairedComparison, SignFlips, compare, sign_flips
+from study.experiments.statistics import SignFlips, sign_flips
 from study.experiments.training_runs import PER_CLASS
 
 __all__ = ["Together"]
@@ -27,15 +27,6 @@ class Together:
             v.caltech101.paired_differences("float16", figure=PER_CLASS),
             v.cifar10.paired_differences("float16"),
             v.parity.differences("float16").mean(axis=0),
-        ])  # fmt: skip
-
-    @cached_property
-    def efficientnet(self) -> PairedComparison:
-        """The accuracy of one network of these, with the protocol's ten new seeds."""
-        new = self.views.lost_batches.new_seeds
-        return compare([
-            *self.views.imagenet_weights.paired_differences("float16", figure=PER_CLASS),
-            *(value - new["float32"][seed] for seed, value in new["float16"].items()),
         ])  # fmt: skip
 
     @property

@@ -103,7 +103,7 @@ def test_verdicts_are_those_of_the_protocol(record_of):
     assert table[0][3] == "-"
     assert view.compare("float16-measured", "float16-dynamic").lower > 0.25
     assert view.spread("float16-dynamic") == pytest.approx(math.sqrt(20 * 0.1**2 / 18))
-    assert view.new_seeds["float16"][6] == pytest.approx(85.7)
+    assert view.all_seeds.points("float16")[6] == pytest.approx(85.7)
     assert view.batches_are_the_cause
     assert view.measured_becomes_the_default
     figure = Figure()

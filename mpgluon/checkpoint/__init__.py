@@ -47,6 +47,7 @@ from mpgluon.checkpoint.trainer import (
     prepare_optimizer,
 )
 from mpgluon.errors import CheckpointError
+from mpgluon.updates import gluon_trainer
 from mpgluon.updates.masters import keep_masters
 
 import mxnet as mx
@@ -103,6 +104,7 @@ def _prepare_extra(run: Run, saved: Content) -> Apply:
     return partial(run.extra.update, saved.fields["extra"])
 
 
+_NO_ROWS = "which a checkpoint cannot hold"
 _OTHER_TRAINER = "belongs to another Trainer: {}"
 
 PARTS = {
@@ -183,10 +185,12 @@ def save_checkpoint(
         If a parameter has no values yet.
     TrainerStateError
         If the Trainer's kvstore holds the optimizer's state (``update_on_kvstore``), if it has
-        stepped before its network was cast, or if a `mpgluon.WeightAverage` is in the network.
+        stepped before its network was cast, if a `mpgluon.WeightAverage` is in the network, or if
+        weights are stored as rows (``row_sparse``).
     """
     _check_arguments(net, trainer)
     _refuse_other_keys(extra)
+    gluon_trainer.refuse_sparse_weights(net.collect_params().values(), _NO_ROWS)
     require_values(net)
     path, run = Path(path), Run(net, trainer, extra)
     _refuse_what_is_trained_elsewhere(run, f"{path} was not written")
@@ -248,11 +252,12 @@ def load_checkpoint(
         Trainer trains parameters that are not in ``net``. All of it is read and compared before
         anything is changed.
     TrainerStateError
-        If a `mpgluon.WeightAverage` is in the network.
+        If a `mpgluon.WeightAverage` is in the network, or weights are stored as rows.
     TypeError, ValueError
         If an argument is of another kind, or the network was not initialized.
     """
     _check_arguments(net, trainer)
+    gluon_trainer.refuse_sparse_weights(net.collect_params().values(), _NO_ROWS)
     require_values(net, with_shapes=False)
     path, contents = Path(path), _read(Path(path))
     _refuse_what_is_trained_elsewhere(Run(net, trainer), f"{path} was not loaded")

@@ -16,10 +16,10 @@ AVERAGE_FIELDS: dict[str, Kind] = {"average": Maybe({"decay": is_finite, "update
 
 def export_average(run: Run) -> Content:
     """Return the average of a Trainer's weights, if it has one, for a checkpoint."""
+    _refuse_while_swapped_in(run, "save_checkpoint")
     average = gluon_trainer.average_of(run.trainer)
     if average is None:
         return Content({"average": None}, {})
-    average.refuse_while_swapped_in("save_checkpoint")
     arrays = {
         name: to_numpy(average.arrays[index])
         for name, index in run.indices.items()
@@ -38,8 +38,9 @@ def prepare_average(run: Run, saved: Content) -> Apply:
         If only one of the two Trainers has an average, or it has another decay, other parameters,
         shapes or formats.
     TrainerStateError
-        If the average is in the network.
+        If an average is in the network, this Trainer's or another's.
     """
+    _refuse_while_swapped_in(run, "load_checkpoint")
     average, of_file = gluon_trainer.average_of(run.trainer), saved.fields["average"]
     if average is None and of_file is None:
         return lambda: None
@@ -53,7 +54,6 @@ def prepare_average(run: Run, saved: Content) -> Apply:
             "it has an average of the weights, and this one has none; create "
             f"mpgluon.WeightAverage(trainer, {of_file['decay']}) before loading"
         )
-    average.refuse_while_swapped_in("load_checkpoint")
     if of_file["decay"] != average.decay:
         raise ValueError(
             f"its average had the decay {of_file['decay']}, this Trainer's has {average.decay}; "
@@ -75,3 +75,10 @@ def prepare_average(run: Run, saved: Content) -> Apply:
             )
         arrays[index] = from_numpy(array).as_in_context(weight.ctx)
     return lambda: average.set_all(arrays, of_file["updates"])
+
+
+def _refuse_while_swapped_in(run: Run, what: str) -> None:
+    for trainer in {run.trainer, *(one._trainer for one in run.parameters.values())} - {None}:
+        average = gluon_trainer.average_of(trainer)
+        if average is not None:
+            average.refuse_while_swapped_in(what)

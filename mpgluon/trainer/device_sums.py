@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from mpgluon.kernels.dtypes import cast, dtype_name
+from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.updates import gluon_trainer
 
 from mxnet import autograd, gluon
@@ -42,14 +42,27 @@ class _SumsInFP32:
         self, key: int, value: Sequence[NDArray], out: Optional[Any] = None, priority: int = 0
     ) -> None:
         """Replace dense arrays, one for each device, by their sum."""
-        if out is not None or len(value) < 3 or dtype_name(value[0]) != "float16":
+        if out is not None or not _is_rounded_often(value):
             self._kvstore.pushpull(key, value, out=out, priority=priority)
             return
-        home = value[key % len(value)].ctx  # devices take turns
-        with autograd.pause():
-            total = cast(value[0].as_in_context(home), "float32")
-            for other in value[1:]:
-                total += cast(other.as_in_context(home), "float32")
-            narrow = cast(total, "float16")
-            for one in value:
-                narrow.copyto(one.as_nd_ndarray())
+        total = _sum(key, value)
+        for one in value:
+            total.copyto(one.as_nd_ndarray())
+
+    def push(self, key: int, value: Sequence[NDArray], priority: int = 0) -> None:
+        """Push the sum of arrays that are stored as rows, of which the kvstore gives copies."""
+        value = [_sum(key, value)] if _is_rounded_often(value) else value
+        self._kvstore.push(key, value, priority=priority)
+
+
+def _is_rounded_often(value: Sequence[NDArray]) -> bool:
+    return len(value) > 2 and dtype_name(value[0]) == "float16"
+
+
+def _sum(key: int, value: Sequence[NDArray]) -> NDArray:
+    home = value[key % len(value)].ctx  # devices take turns
+    with autograd.pause():
+        total = value[0].as_in_context(home).astype("float32")
+        for other in value[1:]:
+            total += other.as_in_context(home).astype("float32")
+        return total.astype("float16")

@@ -347,7 +347,12 @@ def attach(
     gluon_trainer.refuse_a_late_beginning(trainer)
     skips = loss_scale.skips_overflow
     if skips:
-        gluon_trainer.refuse_sparse_weights(trainer)
+        gluon_trainer.refuse_sparse_weights(
+            trainer._params,
+            "which MXNet updates inside its kvstore only, where a step with infinite gradients "
+            "cannot be skipped",
+            ', or train them without a loss scale: amp.init_trainer(trainer, "none")',
+        )
     if skips or grid_weights(gluon_trainer.parameters_of(trainer)):
         gluon_trainer.keep_updates_out_of_the_kvstore(trainer)
     keep_masters(trainer)

@@ -265,16 +265,12 @@ def _is_averaged(parameter: gluon.Parameter) -> bool:
 
 
 def _refuse_weights_out_of_reach(trainer: gluon.Trainer) -> None:
+    gluon_trainer.refuse_sparse_weights(
+        gluon_trainer.parameters_of(trainer), "which WeightAverage cannot read"
+    )
     if gluon_trainer.will_update_in_kvstore(trainer):
         raise TrainerStateError(
             "this Trainer updates weights inside its kvstore, where masters cannot be read; "
             "create it with update_on_kvstore=False, or call amp.init_trainer(trainer) before "
             "WeightAverage"
-        )
-    sparse = [p.name for p in gluon_trainer.parameters_of(trainer) if p._stype != "default"]
-    if sparse:
-        raise TrainerStateError(
-            f"WeightAverage averages dense weights, and {len(sparse)} are stored as rows "
-            f"({', '.join(sparse[:3])}: row_sparse); use dense weights with sparse gradients, "
-            "nn.Embedding(…, sparse_grad=True)"
         )

@@ -180,16 +180,16 @@ def keep_updates_out_of_the_kvstore(trainer: gluon.Trainer) -> None:
         trainer._kvstore_params["update_on_kvstore"] = False  # None means True on several devices
 
 
-def refuse_sparse_weights(trainer: gluon.Trainer) -> None:
-    """Raise TrainerStateError if MXNet will update weights inside the kvstore for their storage."""
-    sparse = [parameter.name for parameter in trainer._params if parameter._stype != "default"]
+def refuse_sparse_weights(
+    parameters: Iterable[gluon.Parameter], why: str, otherwise: str = ""
+) -> None:
+    """Raise TrainerStateError if weights are stored as rows."""
+    sparse = [parameter.name for parameter in parameters if parameter._stype != "default"]
     if sparse:
         raise TrainerStateError(
             f"{len(sparse)} weights are stored as rows ({', '.join(sparse[:3])}: row_sparse), "
-            "which MXNet updates inside its kvstore only, where a step with infinite gradients "
-            "cannot be skipped; use dense weights with sparse gradients, "
-            "nn.Embedding(…, sparse_grad=True), "
-            'or train them without a loss scale: amp.init_trainer(trainer, "none")'
+            f"{why}; use dense weights with sparse gradients, nn.Embedding(…, sparse_grad=True)"
+            f"{otherwise}"
         )
 
 

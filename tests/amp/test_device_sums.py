@@ -45,6 +45,30 @@ def test_a_sum_of_fp16_gradients_is_rounded_once(kvstore):
         np.testing.assert_array_equal(weight.data(device).asnumpy()[0], -expected)
 
 
+@pytest.mark.parametrize("kvstore", ["device", "local"])
+def test_a_sum_of_fp16_gradients_that_are_stored_as_rows_is_rounded_once(kvstore):
+    net = gluon.nn.Embedding(5, 1, sparse_grad=True)
+    net.initialize(mx.init.Zero(), ctx=FOUR)
+    cast_block(net)
+    settings = {"learning_rate": 1.0, "multi_precision": True}
+    options = {"kvstore": kvstore, "update_on_kvstore": False}
+    trainer = with_loss_scale(gluon.Trainer(net.collect_params(), "sgd", settings, **options), 1.0)
+    gradients = [[[1, 2048], [2, 1]], [[1, 1]], [[4, 3], [1, 1]], [[1, 1]]]  # rows and numbers
+    with autograd.record():
+        losses = []
+        for device, of_device in zip(FOUR, (np.array(one).T for one in gradients)):
+            rows, values = (mx.nd.array(one, ctx=device) for one in of_device)
+            losses.append((net(rows).astype("float32").reshape(-1) * values).sum())
+        with amp.scale_loss(losses, trainer) as scaled_losses:
+            autograd.backward(scaled_losses)
+    trainer.step(1)
+    for device in FOUR:
+        gradient = net.weight.grad(device)
+        assert (gradient.stype, gradient.dtype) == ("row_sparse", np.float16)
+        assert gradient.asnumpy().ravel().tolist() == [0, 2052, 1, 0, 3]
+        assert net.weight.data(device).asnumpy().ravel().tolist() == [0, -2052, -1, 0, -3]
+
+
 def test_a_sum_that_overflows_skips_the_step_on_all_devices():
     trainer, weight = step(np.full((4, 3), 20000.0))
     assert amp.step_was_skipped(trainer)

@@ -62,6 +62,18 @@ def test_row_sparse_weights_train_only_without_a_loss_scale_as_the_error_says(de
 
 
 @each_device_list
+@pytest.mark.parametrize("call", [mpgluon.save_checkpoint, mpgluon.load_checkpoint])
+def test_checkpoints_refuse_row_sparse_weights_and_name_what_works(tmp_path, call, devices):
+    net, trainer = with_embedding("sparse weight", devices)
+    path = tmp_path / "c.npz"
+    for _ in range(2):  # before and after a step
+        with pytest.raises(TrainerStateError, match=r"row_sparse\), which a checkpoint can"):
+            call(path, net, trainer)
+        train(net, trainer, devices, scaled=False)
+    assert not path.exists()
+
+
+@each_device_list
 def test_dense_weights_with_sparse_gradients_train_with_one_as_the_message_says(devices):
     net, trainer = with_embedding("sparse gradient", devices)
     amp.init_trainer(trainer, 64)

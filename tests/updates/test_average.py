@@ -225,6 +225,24 @@ def test_calls_that_would_use_the_average_as_the_weights_are_refused(tmp_path, n
     training.train(1)
 
 
+@pytest.mark.parametrize("call", [mpgluon.save_checkpoint, mpgluon.load_checkpoint])
+def test_a_checkpoint_with_another_trainer_of_the_network_is_refused_too(tmp_path, call):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=2), nn.Dense(1, in_units=2))
+    net.initialize()
+    body, head = (gluon.Trainer(one.collect_params(), "sgd") for one in net)
+    path = tmp_path / "head.npz"
+    mpgluon.save_checkpoint(path, net, head)
+    before, weight = path.read_bytes(), net[0].weight.data().asnumpy()
+    with (
+        WeightAverage(body, 0.9).swapped_in(),
+        pytest.raises(TrainerStateError, match="while the average is in the network"),
+    ):
+        call(path, net, head)
+    assert path.read_bytes() == before
+    np.testing.assert_array_equal(net[0].weight.data().asnumpy(), weight)
+
+
 def test_restoring_inside_the_block_gives_the_fp32_average_and_after_it_the_masters():
     training, average = averaged("float16", 4)
     values, masters = averages(training, average), fp32_weights(training)
@@ -370,7 +388,7 @@ def test_weights_that_are_stored_as_rows_are_refused():
     weight = gluon.Parameter("rows", shape=(3, 2), stype="row_sparse", grad_stype="row_sparse")
     weight.initialize()
     trainer = gluon.Trainer([weight], "sgd")
-    with pytest.raises(TrainerStateError, match=r"1 are stored as rows \(rows: row_sparse\)"):
+    with pytest.raises(TrainerStateError, match=r"1 weights are stored as rows \(rows: row"):
         WeightAverage(trainer, 0.9)
 
 

@@ -262,7 +262,7 @@ LINES = {
     "recipes": 5_515,
     "study": 18_667,
     "scripts": 454,
-    "tests": 56_316,
+    "tests": 56_339,
 }
 LINES_LOADED = {"mpgluon": 8_090, "mpgluon.amp": 12_348}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring

@@ -6,7 +6,11 @@ from mpgluon import amp
 from mpgluon.distributed import DistributedError, MpiKVStore, OneProcess
 from mpgluon.distributed.buckets import BUCKET_ELEMENTS, Gradient, make_buckets
 from mpgluon.distributed.processes import Processes
-from mpgluon.distributed.state import check_agreement, numbers_of_step
+from mpgluon.distributed.state import (
+    check_agreement,
+    numbers_of_step,
+    refuse_different_numbers,
+)
 
 import mxnet as mx
 import numpy as np
@@ -201,6 +205,25 @@ class Halves(mx.lr_scheduler.LRScheduler):
     def __call__(self, num_update):
         self.calls += 1
         return self.base_lr / 2**self.calls
+
+
+class WithOtherNumbers(Processes):
+    """Two processes, of which the other one has another momentum."""
+
+    world_size = 2
+
+    def gather(self, value, purpose):
+        if isinstance(value, dict):
+            return [value, {**value, "momentum": 0.5}]
+        checksum, also = value
+        return [value, (checksum + 1, also)]
+
+
+def test_numbers_of_a_step_that_differ_are_named_with_their_values():
+    numbers = {"momentum": 0.9, "rescale_grad": 0.25}
+    with pytest.raises(DistributedError, match=r"differently: momentum is 0\.9 on .* 0, 0\.5 on"):
+        refuse_different_numbers(WithOtherNumbers(), numbers, "test")
+    assert refuse_different_numbers(Recorder(), numbers, "test", "new") == ["new"]
 
 
 class WithAnother(Processes):

@@ -31,7 +31,7 @@ from typing import Any, Optional, Union
 from mpgluon.cast.block import autocast, restore
 from mpgluon.cast.status_flags import StepFlags
 from mpgluon.errors import PrecisionError
-from mpgluon.formats.loss_scale import NUMBERS, LossScale, as_loss_scale
+from mpgluon.formats.loss_scale import NUMBERS, LossScale, as_loss_scale, whole_number
 from mpgluon.kernels.dtypes import dtype_name
 from mpgluon.trainer import clipping
 from mpgluon.trainer.networks import cast_networks_of, layers_of
@@ -137,10 +137,8 @@ def init_trainer(
         warning.
     """
     skips = max_consecutive_skips
-    if skips is not None and (isinstance(skips, bool) or not isinstance(skips, int)):
-        raise TypeError(f"max_consecutive_skips must be an int or None, received {skips!r}")
-    if skips is not None and skips < 1:
-        raise ValueError(f"max_consecutive_skips must be at least 1, received {skips}")
+    if skips is not None:
+        skips = whole_number("max_consecutive_skips", skips)
     rounding = UpdateRounding(update_rounding, rounding_seed)
     if isinstance(trainer, gluon.Trainer):
         cast_networks_of(trainer)

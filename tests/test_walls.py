@@ -257,14 +257,14 @@ def test_public_names_of_the_second_house_are_names_of_the_first():
 # ---- Ratchets. A number that must grow is changed in the same commit, whose message says why.
 
 LINES = {
-    "mpgluon": 19_372,
-    "mpgluon_tools": 18_853,
+    "mpgluon": 19_380,
+    "mpgluon_tools": 18_873,
     "recipes": 5_515,
     "study": 18_667,
     "scripts": 454,
-    "tests": 56_339,
+    "tests": 56_391,
 }
-LINES_LOADED = {"mpgluon": 8_090, "mpgluon.amp": 12_348}  # by an import: a cast, training
+LINES_LOADED = {"mpgluon": 8_098, "mpgluon.amp": 12_356}  # by an import: a cast, training
 LONGEST_BODY = 60  # lines of a function, without its docstring
 LONG_BODIES = 0
 LINES_OF_TRAINER_STATE = 200

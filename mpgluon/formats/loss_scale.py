@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Optional, Union
 
 from mpgluon.formats.float_format import FLOAT16
@@ -23,6 +23,7 @@ __all__ = [
     "NoLossScale",
     "StaticLossScale",
     "as_loss_scale",
+    "whole_number",
 ]
 
 
@@ -55,12 +56,19 @@ _COUNTS = {
 }
 
 
-def _positive(name: str, value: int, unit: str = "") -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+def whole_number(name: str, value: Any, least: int = 1, unit: str = "") -> int:
+    """Return an argument, Python's or NumPy's, as an int.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is another kind of value, or less than ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be an int, received {value!r}")
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1{unit}, received {value}")
-    return value
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}{unit}, received {value}")
+    return int(value)
 
 
 class LossScale(ABC):
@@ -250,7 +258,7 @@ class DynamicLossScale(LossScale):
                 f"{self.max_scale}, "
                 f"received {init_scale}"
             )
-        self.growth_interval = _positive("growth_interval", growth_interval, " step")
+        self.growth_interval = whole_number("growth_interval", growth_interval, unit=" step")
         self.growth_tracker = 0
 
     @property
@@ -322,10 +330,10 @@ class MeasuredLossScale(LossScale):
         self.scale = _power_of_two("init_scale", init_scale)
         self.min_scale = _power_of_two("min_scale", min_scale)
         self.max_scale = _power_of_two("max_scale", max_scale)
-        self.margin = _positive("margin", margin)
+        self.margin = whole_number("margin", margin)
         if margin > _COUNTS["margin"][1]:
             raise ValueError(f"margin must be at most {_COUNTS['margin'][1]}, received {margin}")
-        self.growth_interval = _positive("interval", interval, " step")
+        self.growth_interval = whole_number("interval", interval, unit=" step")
         if not self.min_scale <= self.scale <= self.max_scale <= LARGEST_SCALE:
             raise ValueError(
                 f"init_scale must lie between min_scale {min_scale} and max_scale {max_scale}, "

@@ -16,6 +16,7 @@ from typing import Any, Optional
 from mpgluon.cast.fp32 import format_of
 from mpgluon.errors import TrainerStateError
 from mpgluon.formats.float_format import FLOAT16, FLOAT32
+from mpgluon.formats.loss_scale import whole_number
 from mpgluon.kernels.dtypes import round_array, round_stochastically
 from mpgluon.updates import gluon_trainer
 from mpgluon.updates.updater import Updates
@@ -50,10 +51,7 @@ class UpdateRounding:
     def __post_init__(self) -> None:
         if self.way not in _WAYS:
             raise ValueError(f"update_rounding is one of {', '.join(_WAYS)}; received {self.way!r}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"rounding_seed must be an int, received {self.seed!r}")
-        if self.seed < 0:
-            raise ValueError(f"rounding_seed must be at least 0, received {self.seed}")
+        object.__setattr__(self, "seed", whole_number("rounding_seed", self.seed, least=0))
 
 
 NEAREST = UpdateRounding()
@@ -123,7 +121,11 @@ class RoundedUpdates(Updates):
     ) -> None:
         """Update weights and round them; neither waits nor changes a gradient."""
         formats = {i: format_of(self._parameters[i]) for i in index}
-        pairs = [(i, w) for i, w in zip(index, weight) if formats[i] not in (FLOAT16, FLOAT32)]
+        pairs = [
+            (i, w.as_nd_ndarray())
+            for i, w in zip(index, weight)
+            if formats[i] not in (FLOAT16, FLOAT32)
+        ]
         self.rounding = replace(self.rounding, steps=self.rounding.steps + 1)
         if self.rounding.way == "kahan":
             for i, w in pairs:

@@ -97,6 +97,29 @@ def test_two_devices_train_to_the_same_bits():
     assert_same_bits(*in_both(trained))
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic", "kahan"])
+def test_bfloat16_weights_without_masters_train_and_go_on_to_the_same_bits(rounding, tmp_path):
+    def begun():
+        net = without_dropout(made())
+        mpgluon.cast_block(net, "bfloat16")
+        trainer = gluon.Trainer(net.collect_params(), "sgd", OPTIONS)
+        amp.init_trainer(trainer, update_rounding=rounding)
+        return net, trainer
+
+    def trained(array):
+        net, trainer = begun()
+        for number in range(6):
+            if number == 3:
+                mpgluon.save_checkpoint(tmp_path / "c.npz", net, trainer)
+                net, trainer = begun()
+                mpgluon.load_checkpoint(tmp_path / "c.npz", net, trainer)
+            step(net, trainer, array, number)
+            trainer.step(4)
+        return list(parameters_of(net).values())
+
+    assert_same_bits(*in_both(trained))
+
+
 def prepared(net):
     return mpgluon.prepare(net, "float16", "sgd", OPTIONS)
 

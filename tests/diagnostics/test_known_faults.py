@@ -6,9 +6,10 @@ import mpgluon
 from mpgluon.diagnostics import check_network, check_training
 
 import mxnet as mx
+import numpy as np
 import pytest
-from helpers import in_sequence
-from mxnet import gluon
+from helpers import in_sequence, initialized
+from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from mxnet.gluon.model_zoo import vision
 
@@ -120,6 +121,27 @@ def test_optimizers_whose_devices_drift_apart_are_found(optimizer, found):
     net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
     errors = check_training(net, gluon.Trainer(net.collect_params(), optimizer)).at_level("error")
     assert [one.topic for one in errors] == ["optimizer"] * found
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "lr_mult", "level"),
+    [
+        *(("adamax", 1, "warning"), ("adam", 1, None)),
+        *((name, 0, "error") for name in ("ftml", "ftrl")),
+        *((name, 1, None) for name in ("ftml", "ftrl")),
+    ],
+)
+def test_optimizers_that_make_nan_are_found(optimizer, lr_mult, level):
+    weight = initialized(gluon.Parameter("weight", shape=(2,)))
+    weight.lr_mult = lr_mult
+    trainer = gluon.Trainer([weight], optimizer)
+    found = [one for one in check_training(trainer=trainer).findings if one.topic == "optimizer"]
+    assert [one.level for one in found] == ([] if level is None else [level])
+    with autograd.record():
+        loss = (weight.data() * mx.nd.array([0, 1])).sum()
+    loss.backward()
+    trainer.step(1)
+    assert np.isnan(weight.data().asnumpy()).any() == (level is not None)
 
 
 @pytest.mark.usefixtures("numpy_interface")

@@ -14,6 +14,7 @@ from mpgluon.formats.loss_scale import (
     as_loss_scale,
 )
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -337,6 +338,12 @@ def test_a_short_form_other_than_a_power_of_two_is_refused(value):
 def test_another_kind_of_value_is_refused(value):
     with pytest.raises(TypeError, match="a power of two or a LossScale, received"):
         as_loss_scale(value)
+
+
+def test_numbers_of_numpy_become_pythons():
+    state = DynamicLossScale(np.float32(8), growth_interval=np.int64(100)).state_dict()
+    assert state == DynamicLossScale(8.0, growth_interval=100).state_dict()
+    DynamicLossScale().load_state_dict(json.loads(json.dumps(state)))
 
 
 def test_a_loss_scale_without_a_rule_cannot_be_made():

@@ -64,7 +64,7 @@ def training(net: Any, trainer: Any, labels: Any) -> Iterator[Finding]:
     yield from subject.own_gradients()
     if trainer is not None:
         yield from subject.kvstore()
-        yield from subject.replicas()
+        yield from subject.optimizer()
     yield from _contrib()
     yield from _labels(arrays)
 
@@ -283,16 +283,36 @@ class _Training:
                 "creating one that was not told (the default on several devices is True)",
             )
 
-    def replicas(self) -> Iterator[Finding]:
-        """Yield optimizers whose updates differ from device to device."""
-        optimizer = type(self.trainer.optimizer).__name__ if self.trainer is not None else ""
-        if optimizer in ("Nadam", "SGLD") and self.device_count > 1:
+    def optimizer(self) -> Iterator[Finding]:
+        """Yield optimizers that make NaN, or whose updates differ from device to device."""
+        if self.trainer is None:
+            return
+        optimizer = gluon_trainer.optimizer_of(self.trainer)
+        name = type(optimizer).__name__
+        if name in ("Nadam", "SGLD") and self.device_count > 1:
             yield error(
                 "optimizer",
-                f"{optimizer} on {self.device_count} devices",
+                f"{name} on {self.device_count} devices",
                 "it keeps one product of momenta for all, or draws other noise on each device: the "
                 "weights of the devices drift apart",
                 "Adam or SGD, or one device",
+            )
+        if name == "Adamax" and optimizer.wd == 0:
+            yield warning(
+                "optimizer",
+                "Adamax without weight decay",
+                "it divides by the largest gradient so far, so a weight becomes NaN whose gradient "
+                "is 0 in the first step, as gradients are that round to 0",
+                "a weight decay (wd), or Adam",
+            )
+        parameters = gluon_trainer.parameters_of(self.trainer)
+        still = [p.name for p in parameters if p.lr_mult == 0 and p.grad_req != "null"]
+        if name in ("FTML", "Ftrl") and still:
+            yield error(
+                "optimizer",
+                f"{name} with lr_mult=0 for {examples(still)}",
+                "it divides by the learning rate: the weights become NaN",
+                'grad_req="null"',
             )
 
 
